@@ -1,0 +1,68 @@
+# Short names for what CMake's presets and the scripts in tools/ do. `make help` lists them.
+# ARGS="key=value …" is handed to `make run`; JOBS=N limits the build (default: all cores).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup build run test bench parity dist test-dist format format-check lint clean
+
+JOBS ?= $(shell nproc)
+ARGS ?=
+PRESET := cpu
+BUILD := build/$(PRESET)
+
+ifeq ($(CUDA),1)
+$(error CUDA=1: there are no CUDA kernels in Moebius yet, only the CPU backend; leave CUDA out)
+endif
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install missing packages by apt (root, or a user with sudo)
+	@tools/setup.sh build test
+
+$(BUILD)/build.ninja: | setup
+	@cmake --preset $(PRESET)
+
+build: setup $(BUILD)/build.ninja ## the program: build/bin/moebius (CPU only; CUDA=1 is for later)
+	@if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then \
+	    echo "build: there is a GPU here; this version has no CUDA kernels yet and uses the CPU"; fi
+	@cmake --build --preset $(PRESET) --target moebius -j $(JOBS)
+	@mkdir -p build/bin
+	@ln -sfn ../cpu/bin/moebius build/bin/moebius
+
+run: build ## train the small model L0_sanity on the genome of E. coli (ARGS="key=value …" to change it)
+	@tools/fetch_genome.sh
+	@build/bin/moebius train --config-name L0_sanity $(ARGS)
+
+test: build ## build and run all tests
+	@cmake --build --preset $(PRESET) -j $(JOBS)
+	@ctest --preset $(PRESET)
+
+bench: build ## measure and write bench/results (idle machine, please)
+	@tools/bench.sh
+
+parity: build ## compare with Hugging Face (torch and transformers in a venv under build/)
+	@tools/parity.sh
+
+dist: build ## a relocatable tarball under build/dist/
+	@tools/setup.sh dist
+	@tools/make_dist.sh
+
+test-dist: dist ## unpack the tarball in a bare system and train two steps there (root or sudo)
+	@tools/test_dist.sh
+
+format: ## format all sources (clang-format 14)
+	@tools/setup.sh develop
+	@tools/format.sh
+
+format-check:
+	@tools/setup.sh develop
+	@tools/format.sh --check
+
+lint: format-check ## format, include arrows, licence list, shell syntax
+	@tools/check_arrows.py
+	@tools/check_third_party.py
+	@for script in tools/*.sh .ci/run; do bash -n "$$script"; done
+
+clean: ## remove build results (keeps build/data and cached systems)
+	@rm -rf build/cpu build/asan build/tsan build/bin build/dist build/logs

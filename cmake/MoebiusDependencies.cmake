@@ -1,0 +1,46 @@
+# Every third-party package, found once. docs/dependencies.md and THIRD_PARTY.md say what each is for.
+find_package(Threads REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(HTS REQUIRED IMPORTED_TARGET htslib)
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+
+# yaml-cpp 0.8 has a namespace (its old name still works there, with a deprecation note), 0.7 has none.
+if(TARGET yaml-cpp::yaml-cpp)
+    set(MOEBIUS_YAML yaml-cpp::yaml-cpp)
+else()
+    set(MOEBIUS_YAML yaml-cpp)
+endif()
+
+# The program links yaml-cpp, htslib and the C++ library statically, so that build/bin/moebius needs only libc and libm
+# and what is tested is what `make dist` packs. OFF: whatever find_package gives.
+option(MOEBIUS_STATIC_LIBRARIES "Link the program against static third-party libraries" ON)
+if(MOEBIUS_STATIC_LIBRARIES)
+    function(moebius_static_library variable name)
+        find_library(${variable} NAMES lib${name}.a)
+        if(NOT ${variable})
+            message(FATAL_ERROR "lib${name}.a was not found (tools/setup.sh installs it); "
+                "-D MOEBIUS_STATIC_LIBRARIES=OFF links shared libraries instead")
+        endif()
+        mark_as_advanced(${variable})
+    endfunction()
+
+    moebius_static_library(MOEBIUS_YAML_CPP_A yaml-cpp)
+    get_target_property(configurations ${MOEBIUS_YAML} IMPORTED_CONFIGURATIONS)
+    foreach(configuration ${configurations})
+        set_target_properties(${MOEBIUS_YAML} PROPERTIES IMPORTED_LOCATION_${configuration} ${MOEBIUS_YAML_CPP_A}
+            IMPORTED_SONAME_${configuration} "")
+    endforeach()
+
+    # What `pkg-config --static htslib` names, less its link flags.
+    set(static_hts "")
+    foreach(name hts htscodecs deflate lzma bz2 z)
+        moebius_static_library(MOEBIUS_${name}_A ${name})
+        list(APPEND static_hts ${MOEBIUS_${name}_A})
+    endforeach()
+    set_target_properties(PkgConfig::HTS PROPERTIES INTERFACE_LINK_LIBRARIES "${static_hts};Threads::Threads")
+endif()

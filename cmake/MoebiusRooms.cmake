@@ -1,0 +1,68 @@
+# moebius_room(NAME DEPS rooms… LIBS targets…): the library of one folder under moebius/, its sources globbed.
+set(MOEBIUS_WARNINGS -Wall -Wextra -Werror -Wno-psabi -Wno-missing-field-initializers)
+# Contraction to FMA is ours to decide, not the default of a language mode: the same in every file.
+set(MOEBIUS_FLAGS -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+
+add_library(moebius_flags INTERFACE)
+target_include_directories(moebius_flags INTERFACE
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(moebius_flags INTERFACE cxx_std_20)
+set_target_properties(moebius_flags PROPERTIES EXPORT_NAME flags)
+
+add_library(moebius_private INTERFACE)
+target_compile_options(moebius_private INTERFACE ${MOEBIUS_WARNINGS} ${MOEBIUS_FLAGS})
+# No path of the machine that built it in the program; and a build elsewhere finds the same objects in ccache.
+target_compile_options(moebius_private INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=
+    -ffile-prefix-map=${CMAKE_BINARY_DIR}=build)
+if(MOEBIUS_SANITIZE)
+    add_compile_options(-fsanitize=${MOEBIUS_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    add_link_options(-fsanitize=${MOEBIUS_SANITIZE})
+endif()
+
+# Nothing of these is linked: a program that uses an installed Moebius need not have them.
+set(MOEBIUS_HEADER_ONLY fmt::fmt-header-only nlohmann_json::nlohmann_json)
+
+function(moebius_room name)
+    cmake_parse_arguments(ROOM "" "" "DEPS;LIBS" ${ARGN})
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/moebius/${name}/*.cpp)
+    list(FILTER sources EXCLUDE REGEX "/cases\\.cpp$|/case\\.cpp$|/all_cases\\.cpp$")
+    # For the installed package: which rooms a component brings, and which libraries it links.
+    set_property(GLOBAL APPEND PROPERTY MOEBIUS_ROOMS ${name})
+    set_property(GLOBAL PROPERTY MOEBIUS_ROOM_${name}_DEPS ${ROOM_DEPS})
+    set_property(GLOBAL PROPERTY MOEBIUS_ROOM_${name}_LIBS ${ROOM_LIBS})
+    list(TRANSFORM ROOM_DEPS PREPEND moebius_)
+    set(libraries "")
+    foreach(library ${ROOM_LIBS})
+        if(library IN_LIST MOEBIUS_HEADER_ONLY)
+            list(APPEND libraries $<BUILD_INTERFACE:${library}>)
+        elseif(library STREQUAL "yaml-cpp")
+            list(APPEND libraries ${MOEBIUS_YAML})
+        else()
+            list(APPEND libraries ${library})
+        endif()
+    endforeach()
+    if(sources)
+        add_library(moebius_${name} STATIC ${sources})
+        target_link_libraries(moebius_${name} PUBLIC moebius_flags ${ROOM_DEPS}
+            PRIVATE $<BUILD_INTERFACE:moebius_private> ${libraries})
+    else()
+        add_library(moebius_${name} INTERFACE)
+        target_link_libraries(moebius_${name} INTERFACE moebius_flags ${ROOM_DEPS})
+    endif()
+    set_target_properties(moebius_${name} PROPERTIES EXPORT_NAME ${name})
+    add_library(Moebius::${name} ALIAS moebius_${name})
+endfunction()
+
+# The program: cli/ is the only place that prints and exits.
+function(moebius_program)
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/moebius/cli/*.cpp)
+    if(sources)
+        add_executable(moebius ${sources})
+        target_link_libraries(moebius PRIVATE moebius_train moebius_private CLI11::CLI11
+            spdlog::spdlog_header_only fmt::fmt-header-only nlohmann_json::nlohmann_json)
+        moebius_add_licenses(moebius)
+        if(MOEBIUS_STATIC_LIBRARIES AND NOT MOEBIUS_SANITIZE)
+            target_link_options(moebius PRIVATE -static-libstdc++ -static-libgcc)
+        endif()
+    endif()
+endfunction()
