@@ -1,0 +1,150 @@
+// One list of cases an op drives its correctness test, gradients, thread and instruction-set checks, mutants,
+// the support matrix and the benchmark. Not part of the library.
+//
+// A case names its tensors, runs the op on views of them, and says in plain loops what must come out. The
+// same loops run in double (the reference) and in float (a naive implementation, whose error sets the
+// tolerance: at most twice it).
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moebius/base/philox.h"
+#include "moebius/ops/variant.h"
+#include "moebius/tensor/view.h"
+
+namespace moebius::ops {
+
+enum class Role { Input, Output, InOut };
+
+struct TensorSpec {
+    std::string name;
+    Shape shape;
+    DType dtype = DType::F32;
+    Role role = Role::Input;
+    // Value of an element (rounded to dtype); default N(0, 1). Outputs start poisoned (all bits set).
+    std::function<double(int64_t index, const Philox& random)> value;
+    // Outputs: which elements the op must write; the others must keep their bits. Default: all.
+    std::function<bool(int64_t index)> written;
+    bool exact = false;       // the output must equal the reference bit for bit
+    int64_t row_padding = 0;  // extra elements between rows of axis 0, which nobody may touch
+};
+
+// A tensor of a reference run: values as Real, row-major.
+template <class Real>
+struct HostTensor {
+    Shape shape;
+    DType dtype = DType::F32;
+    std::vector<Real> values;
+
+    Real& operator[](int64_t index) { return values[static_cast<size_t>(index)]; }
+    Real operator[](int64_t index) const { return values[static_cast<size_t>(index)]; }
+    Real& at(int64_t i, int64_t j) { return values[static_cast<size_t>(i * shape[1] + j)]; }
+    Real& at(int64_t i, int64_t j, int64_t k) {
+        return values[static_cast<size_t>((i * shape[1] + j) * shape[2] + k)];
+    }
+    int64_t integer(int64_t index) const { return static_cast<int64_t>(values[static_cast<size_t>(index)]); }
+    int64_t size(int axis) const { return shape[axis]; }
+};
+
+template <class Real>
+struct Host {
+    std::map<std::string, HostTensor<Real>> tensors;
+    HostTensor<Real>& operator[](const std::string& name) {
+        const auto found = tensors.find(name);
+        MOEBIUS_CHECK(found != tensors.end(), "case has no tensor '", name, "'");
+        return found->second;
+    }
+    bool has(const std::string& name) const { return tensors.count(name) > 0; }
+};
+
+// Where the real chain stores an intermediate in `dtype`: the naive run rounds there, the reference does not.
+double stored(double value, DType dtype);
+float stored(float value, DType dtype);
+
+// The views that the op gets; a name the case doesn't have gives an empty view.
+struct Views {
+    std::map<std::string, View> views;
+    View operator[](const std::string& name) const {
+        const auto found = views.find(name);
+        return found == views.end() ? View() : found->second;
+    }
+};
+
+using RunOp = std::function<void(const Views&, const Exec&)>;
+
+// A wrong implementation. The check must find it.
+struct Mutant {
+    std::string name;
+    RunOp run;
+};
+
+// For a backward op's case: `forward` in double computes forward's outputs from the same host tensors; the
+// derivative of Σ outputs · upstream along a random direction of each `wrt` input, by central differences,
+// must equal <gradient, direction>.
+struct GradientCheck {
+    std::function<void(Host<double>&)> forward;  // may add tensors to the host (its outputs)
+    std::vector<std::pair<std::string, std::string>>
+        outputs;  // forward's output → its upstream gradient, an input here
+    std::vector<std::pair<std::string, std::string>> wrt;  // input → its gradient, an output of this case
+};
+
+struct Case {
+    std::string op;     // as in the registry
+    std::string name;   // unique within the op: "bf16.ragged.77x300"
+    std::string group;  // basic, edge, bench, …: the column of the support matrix
+    DType dtype = DType::F32;
+    std::vector<TensorSpec> tensors;
+    RunOp run;
+    std::function<void(Host<double>&)> reference;
+    std::function<void(Host<float>&)> naive;
+    std::vector<Mutant> mutants;
+    std::optional<GradientCheck> gradient;
+    std::function<Cost(const Views&)> cost;  // for the benchmark
+    bool bench = false;                      // timed by the benchmark; too large for the tests
+};
+
+// Both runs from one generic lambda: set_reference(c, [=](auto& h) { … }), element type: `auto x =
+// h["x"][0]`.
+template <class F>
+void set_reference(Case& c, F f) {
+    c.reference = [f](Host<double>& h) { f(h); };
+    c.naive = [f](Host<float>& h) { f(h); };
+}
+
+struct CheckResult {
+    bool passed = true;
+    std::string message;  // what failed, with numbers; or the errors found
+};
+
+// Runs the case once under `exec` (on its device) with `run` (the op's, or a mutant's) and compares every
+// output.
+CheckResult check(const Case& c, const RunOp& run, const Exec& exec);
+// Central differences in double, no device involved.
+CheckResult check_gradient(const Case& c);
+// Bitwise equality of the outputs with every number of threads given.
+CheckResult check_threads(const Case& c, const Exec& exec, const std::vector<int>& thread_counts);
+// Median, least and most seconds of n runs after one that is checked.
+struct Timing {
+    double median = 0, least = 0, most = 0;
+    std::vector<double> samples;
+};
+Timing time_case(const Case& c, const Exec& exec, int runs);
+
+// Splits used by every grouped op: balanced, an empty expert, one row, all rows to one, ragged tails.
+struct NamedSplits {
+    std::string name;
+    std::vector<int64_t> sizes;
+    int64_t capacity;  // rows of the buffers, ≥ the sum
+};
+std::vector<NamedSplits> edge_splits();
+
+// Every op's cases: ops/all_cases.cpp lists the functions, one an op folder.
+std::vector<Case> all_cases();
+
+}  // namespace moebius::ops

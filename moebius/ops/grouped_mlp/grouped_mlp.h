@@ -1,0 +1,38 @@
+// The experts' MLP in one op: GroupedLinear(gate_up) → ScaledSwiGLU → GroupedLinear(down), forward and
+// backward. The activation of all rows is never written: a block of rows goes through both products while it
+// is in cache. Rounds to the activations' dtype wherever the unfused chain stores, and sums in the same
+// order: equal to it bit for bit.
+#pragma once
+
+#include "moebius/ops/swiglu/swiglu.h"
+
+namespace moebius::ops {
+
+struct GroupedMlpArgs {
+    GluOptions options;
+    View x;            // (M, H)
+    View gate_up;      // (E, 2I, H)
+    View down;         // (E, H, I)
+    View scales;       // (M) f32, optional
+    View split_sizes;  // (E)
+    View c;            // (M, 2I) out, optional: the pre-activation, kept for backward
+    View y;            // (M, H) out
+};
+void grouped_mlp(const GroupedMlpArgs& args, const Exec& exec);
+Cost cost(const GroupedMlpArgs& args);
+std::vector<VariantInfo> grouped_mlp_variants();
+
+struct GroupedMlpBackwardArgs {
+    GluOptions options;
+    View x, c, gate_up, down, scales, split_sizes;  // as in forward
+    View dy;                                        // (M, H)
+    View dx;                                        // (M, H) out
+    View dgate_up, ddown;                           // (E, 2I, H), (E, H, I) f32: beta·itself + gradient
+    View dscales;                                   // (M) f32 out, optional
+    float beta_gate_up = 0, beta_down = 0;          // as GroupedGemmArgs::beta
+};
+void grouped_mlp_backward(const GroupedMlpBackwardArgs& args, const Exec& exec);
+Cost cost(const GroupedMlpBackwardArgs& args);
+std::vector<VariantInfo> grouped_mlp_backward_variants();
+
+}  // namespace moebius::ops

@@ -1,0 +1,55 @@
+#include "moebius/ops/registry.h"
+
+#include "moebius/ops/adamw/adamw.h"
+#include "moebius/ops/attention/attention.h"
+#include "moebius/ops/aux_loss/aux_loss.h"
+#include "moebius/ops/cross_entropy/cross_entropy.h"
+#include "moebius/ops/elementwise/elementwise.h"
+#include "moebius/ops/embedding/embedding.h"
+#include "moebius/ops/gemm/gemm.h"
+#include "moebius/ops/global_norm/global_norm.h"
+#include "moebius/ops/grouped_gemm/grouped_gemm.h"
+#include "moebius/ops/grouped_mlp/grouped_mlp.h"
+#include "moebius/ops/permute/permute.h"
+#include "moebius/ops/rms_norm/rms_norm.h"
+#include "moebius/ops/rope/rope.h"
+#include "moebius/ops/router/router.h"
+#include "moebius/ops/swiglu/swiglu.h"
+
+namespace moebius::ops {
+
+std::vector<OpInfo> registry() {
+    return {
+        {"adamw", adamw_variants()},
+        {"add", add_variants()},
+        {"attention", attention_variants()},
+        {"attention_backward", attention_backward_variants()},
+        {"aux_loss", aux_loss_variants()},
+        {"clip_factor", clip_factor_variants()},
+        {"combine_rows", combine_rows_variants()},
+        {"convert", convert_variants()},
+        {"cross_entropy", cross_entropy_variants()},
+        {"embedding", embedding_variants()},
+        {"embedding_backward", embedding_backward_variants()},
+        {"gather_rows", gather_rows_variants()},
+        {"gemm", gemm_variants()},
+        {"grouped_bias_grad", grouped_bias_grad_variants()},
+        {"grouped_gemm", grouped_gemm_variants()},
+        {"grouped_mlp", grouped_mlp_variants()},
+        {"grouped_mlp_backward", grouped_mlp_backward_variants()},
+        {"jitter", jitter_variants()},
+        {"permutation", permutation_variants()},
+        {"permute_scalars", permute_scalars_variants()},
+        {"rms_norm", rms_norm_variants()},
+        {"rms_norm_backward", rms_norm_backward_variants()},
+        {"rope", rope_variants()},
+        {"router", router_variants()},
+        {"router_backward", router_backward_variants()},
+        {"scaled_glu", scaled_glu_variants()},
+        {"scaled_glu_backward", scaled_glu_backward_variants()},
+        {"sum_into", sum_into_variants()},
+        {"sum_of_squares", sum_of_squares_variants()},
+    };
+}
+
+}  // namespace moebius::ops

@@ -1,0 +1,71 @@
+// The one funnel through which every op runs: it chooses a variant, logs the choice and the reasons against
+// the rows above it, honours `dry`, adds the cost, runs.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "moebius/runtime/exec.h"
+
+namespace moebius::ops {
+
+// A row of an op's table, best first. `why_not` gives the first reason against, with values, or "" for yes.
+template <class Args>
+struct Variant {
+    const char* name;
+    DeviceKind kind;
+    int min_cc, max_cc;  // compute capability × 10; ignored on the CPU
+    std::string (*why_not)(const Args&, const Exec&);
+    void (*run)(const Args&, const Exec&);  // null: not in this build
+};
+
+template <class Args>
+std::string always(const Args&, const Exec&) {
+    return {};
+}
+
+struct VariantInfo {
+    std::string name;
+    DeviceKind kind;
+    int min_cc, max_cc;
+    bool in_build;
+};
+
+namespace detail {
+
+struct Candidate {
+    VariantInfo info;
+    std::string reason;  // from why_not; "" if it would do
+};
+
+// Index of the row to run. Throws DeviceError naming the op and every reason if none fits, and Error if a
+// forced name does not exist or cannot run.
+size_t choose(const char* op, const std::vector<Candidate>& candidates, const Exec& exec, const Cost& cost);
+
+}  // namespace detail
+
+template <class Args>
+void dispatch(const char* op, std::span<const Variant<Args>> table, const Args& args, const Exec& exec,
+              const Cost& cost) {
+    std::vector<detail::Candidate> candidates;
+    candidates.reserve(table.size());
+    for (const auto& row : table) {
+        const bool here = row.kind == exec.device->kind();
+        candidates.push_back({{row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr},
+                              here ? row.why_not(args, exec) : std::string("is for another device")});
+    }
+    const size_t chosen = detail::choose(op, candidates, exec, cost);
+    if (exec.cost) *exec.cost += cost;
+    if (!exec.dry) table[chosen].run(args, exec);
+}
+
+template <class Args>
+std::vector<VariantInfo> describe(std::span<const Variant<Args>> table) {
+    std::vector<VariantInfo> rows;
+    for (const auto& row : table)
+        rows.push_back({row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr});
+    return rows;
+}
+
+}  // namespace moebius::ops
