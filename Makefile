@@ -62,6 +62,7 @@ format-check:
 lint: format-check ## format, include arrows, licence list, shell syntax
 	@tools/check_arrows.py
 	@tools/check_third_party.py
+	@tools/check_links.py
 	@for script in tools/*.sh .ci/run; do bash -n "$$script"; done
 
 clean: ## remove build results (keeps build/data and cached systems)
