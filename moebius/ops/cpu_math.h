@@ -58,6 +58,21 @@ MOEBIUS_INLINE void store_partial(T* destination, F16 value, int64_t count) {
     for (int64_t i = 0; i < count; ++i) destination[i] = buffer[i];
 }
 
+// A vector or the tail of a row: with the constant kLanes for `count`, the whole load or store alone remains,
+// so that one loop body serves both.
+template <class T>
+MOEBIUS_INLINE F16 load_some(const T* source, int64_t count) {
+    return count == kLanes ? load(source) : load_partial(source, count);
+}
+template <class T>
+MOEBIUS_INLINE void store_some(T* destination, F16 value, int64_t count) {
+    if (count == kLanes) {
+        store(destination, value);
+    } else {
+        store_partial(destination, value, count);
+    }
+}
+
 MOEBIUS_INLINE void store_as(float* destination, float value) {
     *destination = value;
 }
