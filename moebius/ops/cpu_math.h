@@ -14,6 +14,8 @@ namespace moebius::ops {
 
 inline constexpr int64_t kLanes = 16;
 using F16 = float __attribute__((vector_size(64)));
+using F8 = float __attribute__((vector_size(32)));
+using F4 = float __attribute__((vector_size(16)));
 using I16 = int32_t __attribute__((vector_size(64)));
 using U16 = uint32_t __attribute__((vector_size(64)));
 using H16 = uint16_t __attribute__((vector_size(32)));
@@ -35,11 +37,22 @@ MOEBIUS_INLINE F16 load(const BF16* source) {
 MOEBIUS_INLINE void store(float* destination, F16 value) {
     std::memcpy(destination, &value, sizeof value);
 }
+
+// Masks come from sign bits, not from `a < b`: GCC 12 takes a comparison of vectors longer than the registers
+// apart into scalars.
+MOEBIUS_INLINE I16 nan_mask(F16 value) {
+    return (0x7F800000 - (reinterpret_cast<I16>(value) & 0x7FFFFFFF)) >> 31;
+}
+// a < b, where neither is NaN and they are not the same infinity; −0 may count as below +0.
+MOEBIUS_INLINE I16 less_mask(F16 a, F16 b) {
+    return reinterpret_cast<I16>(a - b) >> 31;
+}
+
 MOEBIUS_INLINE void store(BF16* destination, F16 value) {
     const U16 word = reinterpret_cast<U16>(value);
     const U16 rounded = (word + 0x7FFFu + ((word >> 16) & 1u)) >> 16;
     const U16 quiet = (word >> 16) | 0x0040u;
-    const U16 is_nan = reinterpret_cast<U16>((word & 0x7FFFFFFFu) > 0x7F800000u);
+    const U16 is_nan = reinterpret_cast<U16>(nan_mask(value));
     const H16 half = __builtin_convertvector((quiet & is_nan) | (rounded & ~is_nan), H16);
     std::memcpy(destination, &half, sizeof half);
 }
@@ -84,20 +97,19 @@ MOEBIUS_INLINE F16 select(I16 mask, F16 yes, F16 no) {
     return reinterpret_cast<F16>((reinterpret_cast<I16>(yes) & mask) | (reinterpret_cast<I16>(no) & ~mask));
 }
 MOEBIUS_INLINE F16 maximum(F16 a, F16 b) {
-    return select(a > b, a, b);
+    return select(less_mask(b, a), a, b);
 }
 MOEBIUS_INLINE F16 minimum(F16 a, F16 b) {
-    return select(a < b, a, b);
+    return select(less_mask(a, b), a, b);
 }
 
 // Pairwise in a fixed order: 16 → 8 → 4 → 2 → 1.
 MOEBIUS_INLINE float sum(F16 value) {
-    float lane[kLanes];
-    std::memcpy(lane, &value, sizeof value);
-    for (int width = 8; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-    }
-    return lane[0];
+    const F8 eight = __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7) +
+                     __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
+    const F4 four =
+        __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 MOEBIUS_INLINE float largest(F16 value) {
     float lane[kLanes];
@@ -129,9 +141,9 @@ MOEBIUS_INLINE F16 exp(F16 x) {
     const F16 first = reinterpret_cast<F16>((half + 127) << 23);
     const F16 second = reinterpret_cast<F16>((k - half + 127) << 23);
     F16 result = p * first * second;
-    result = select(x < -103.0f, F16{}, result);
-    result = select(x > 88.72284f, broadcast(__builtin_inff()), result);
-    return select(x != x, x, result);
+    result = select(less_mask(x, broadcast(-103.0f)), F16{}, result);
+    result = select(less_mask(broadcast(88.72284f), x), broadcast(__builtin_inff()), result);
+    return select(nan_mask(x), x, result);
 }
 
 // 1 / (1 + e^−x), without overflow on either side.
