@@ -1,0 +1,128 @@
+// Keys that contradict each other, as far as the configuration alone can tell. What needs the data, the model
+// or the registries is checked by train/.
+#include <fmt/format.h>
+
+#include "moebius/base/error.h"
+#include "moebius/config/apply.h"
+#include "moebius/config/scalar.h"
+
+namespace moebius::config {
+namespace {
+
+class Contradictions {
+  public:
+    explicit Contradictions(const Loaded& loaded) : loaded_(loaded), config_(loaded.config) {}
+
+    void check_dataset() const {
+        const Dataset& d = config_.dataset;
+        if (d.stride && *d.stride >= d.max_seq_length - 2) {
+            fail(fmt::format("dataset.stride = {} must be smaller than dataset.max_seq_length - 2 = {}",
+                             *d.stride, d.max_seq_length - 2),
+                 {"dataset.stride", "dataset.max_seq_length"});
+        }
+        if (d.token_micro_batch_size && !config_.use_sequence_packing) {
+            fail(fmt::format(
+                     "dataset.token_micro_batch_size = {} needs use_sequence_packing = true, which is false",
+                     *d.token_micro_batch_size),
+                 {"dataset.token_micro_batch_size", "use_sequence_packing"});
+        }
+        if (d.token_micro_batch_size && *d.token_micro_batch_size < d.max_seq_length) {
+            fail(fmt::format(
+                     "dataset.token_micro_batch_size = {} must be at least dataset.max_seq_length = {}",
+                     *d.token_micro_batch_size, d.max_seq_length),
+                 {"dataset.token_micro_batch_size", "dataset.max_seq_length"});
+        }
+        if (d.pad_sequences_to_be_divisible_by && !config_.use_sequence_packing) {
+            fail(fmt::format("dataset.pad_sequences_to_be_divisible_by = {} needs use_sequence_packing = "
+                             "true, which is "
+                             "false",
+                             *d.pad_sequences_to_be_divisible_by),
+                 {"dataset.pad_sequences_to_be_divisible_by", "use_sequence_packing"});
+        }
+    }
+
+    void check_validation() const {
+        const Validation& v = config_.validation;
+        if (v.enabled && !v.data_path && !v.fraction) {
+            fail(
+                "validation.enabled = true needs validation.fraction or validation.data_path, and both are "
+                "null",
+                {"validation.enabled"});
+        }
+        if (v.data_path && v.fraction) {
+            fail(fmt::format("validation.data_path = {} and validation.fraction = {} both say what to "
+                             "validate on; set "
+                             "one of them to null",
+                             *v.data_path, double_text(*v.fraction)),
+                 {"validation.data_path", "validation.fraction"});
+        }
+    }
+
+    void check_steps() const {
+        if (config_.num_train_steps == 0 && !config_.time_budget_minutes) {
+            fail("num_train_steps = 0 (to be chosen) needs time_budget_minutes, which is null",
+                 {"num_train_steps", "time_budget_minutes"});
+        }
+        const Profiler& p = config_.profiler;
+        if (p.end_step <= p.start_step) {
+            fail(fmt::format("profiler.end_step = {} must be larger than profiler.start_step = {}",
+                             p.end_step, p.start_step),
+                 {"profiler.end_step", "profiler.start_step"});
+        }
+    }
+
+    void check_router() const {
+        const Router& r = config_.router;
+        if (r.topk_groups > r.num_groups) {
+            fail(fmt::format("router.topk_groups = {} must not be larger than router.num_groups = {}",
+                             r.topk_groups, r.num_groups),
+                 {"router.topk_groups", "router.num_groups"});
+        }
+    }
+
+    void check_weights() const {
+        if (config_.expert_ffn_mode == "loop" && config_.fusion == "strict") {
+            fail("fusion = strict cannot hold with expert_ffn_mode = loop, which is never fused",
+                 {"fusion", "expert_ffn_mode"});
+        }
+        if (config_.device == "cpu" && config_.cuda_graph == "on") {
+            fail("cuda_graph = on needs a GPU, but device = cpu", {"cuda_graph", "device"});
+        }
+        if (config_.optimizer_store_param_remainders && !config_.optimizer_master_weights) {
+            fail(
+                "optimizer_store_param_remainders = true needs optimizer_master_weights = true, which is "
+                "false",
+                {"optimizer_store_param_remainders", "optimizer_master_weights"});
+        }
+        if (config_.fp8_config.quantized_model_init_kwargs.enabled && !config_.fp8_config.enabled) {
+            fail(
+                "fp8_config.quantized_model_init_kwargs.enabled = true needs fp8_config.enabled = true, "
+                "which is false",
+                {"fp8_config.quantized_model_init_kwargs.enabled", "fp8_config.enabled"});
+        }
+    }
+
+  private:
+    [[noreturn]] void fail(const std::string& sentence, const std::vector<std::string>& keys) const {
+        std::vector<std::string> places;
+        for (const std::string& key : keys)
+            places.push_back(fmt::format("{}: {}", key, loaded_.place_of(key)));
+        throw Error(fmt::format("{} ({})", sentence, fmt::join(places, "; ")));
+    }
+
+    const Loaded& loaded_;
+    const TrainConfig& config_;
+};
+
+}  // namespace
+
+void check_contradictions(const Loaded& loaded) {
+    const Contradictions contradictions(loaded);
+    contradictions.check_dataset();
+    contradictions.check_validation();
+    contradictions.check_steps();
+    contradictions.check_router();
+    contradictions.check_weights();
+}
+
+}  // namespace moebius::config

@@ -1,0 +1,124 @@
+#include "moebius/config/load.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "moebius/base/error.h"
+#include "moebius/config/apply.h"
+#include "moebius/config/compose.h"
+#include "moebius/config/fields.h"
+#include "moebius/config/model_keys.h"
+#include "moebius/config/tree.h"
+
+namespace moebius::config {
+namespace {
+
+// As a user writes it on the command line: names without the quotes that YAML may need around them.
+std::string plain_text(const Field& field) {
+    if (auto* const* text = std::get_if<std::string*>(&field.value)) return **text;
+    return value_text(field);
+}
+
+struct DefaultTexts : PathVisitor {
+    void field(const Field& field) override { texts[full(field.key)] = plain_text(field); }
+    std::map<std::string, std::string> texts;
+};
+
+// Collects the fields whose value this build does not honour.
+class NotYetFinder : public PathVisitor {
+  public:
+    NotYetFinder() {
+        TrainConfig config;
+        fields(defaults_, config);
+    }
+
+    void field(const Field& field) override {
+        if (field.not_yet.empty()) return;
+        const std::string key = full(field.key);
+        const std::string value = plain_text(field);
+        if (value == defaults_.texts.at(key)) return;
+        for (const std::string& honoured : field.honoured) {
+            if (value == honoured) return;
+        }
+        found[key] = fmt::format("{} = {} is not supported: {}", key, value, field.not_yet);
+        order.push_back(key);
+    }
+
+    std::map<std::string, std::string> found;
+    std::vector<std::string> order;
+
+  private:
+    DefaultTexts defaults_;
+};
+
+NotYetFinder find_not_yet(TrainConfig config) {
+    NotYetFinder finder;
+    fields(finder, config);
+    for (const auto& [name, value] : config.config_kwargs) {
+        const ModelKey* known = find_model_key(name);
+        if (!known || known->not_yet.empty() || value.json == "0") continue;
+        const std::string key = "config_kwargs." + name;
+        finder.found[key] = fmt::format("{} = {} is not supported: {}", key, value.json, known->not_yet);
+        finder.order.push_back(key);
+    }
+    return finder;
+}
+
+std::string config_name(const LoadOptions& options) {
+    if (!options.config_file.empty()) return options.config_file.stem().string();
+    if (options.config_name.empty()) return "train";
+    const std::filesystem::path name(options.config_name);
+    return name.extension() == ".yaml" ? name.stem().string() : name.filename().string();
+}
+
+void resolve_folders(const Applied& applied, Loaded& loaded) {
+    TrainConfig& config = loaded.config;
+    if (config.logger.run_dir.empty()) config.logger.run_dir = "runs/" + loaded.name;
+    const bool given = applied.places.at("checkpoint.ckpt_dir") != "default";
+    const bool missing =
+        std::any_of(applied.missing.begin(), applied.missing.end(),
+                    [](const std::string& text) { return text.starts_with("checkpoint.ckpt_dir "); });
+    if (given && !missing && config.checkpoint.ckpt_dir.empty()) {
+        config.checkpoint.ckpt_dir = (std::filesystem::path(config.logger.run_dir) / "checkpoints").string();
+    }
+}
+
+}  // namespace
+
+std::string Loaded::place_of(const std::string& key) const {
+    const auto found = places.find(key);
+    return found == places.end() ? "default" : found->second;
+}
+
+std::vector<std::string> not_honoured(const TrainConfig& config) {
+    const NotYetFinder finder = find_not_yet(config);
+    std::vector<std::string> sentences;
+    for (const std::string& key : finder.order) sentences.push_back(finder.found.at(key));
+    return sentences;
+}
+
+Loaded load(const LoadOptions& options) {
+    Loaded loaded;
+    loaded.name = config_name(options);
+    Tree root = compose(options, loaded.files);
+    for (const std::string& text : options.overrides) apply_override(root, text);
+    const Applied applied = apply_tree(root, options.choices, loaded.config);
+    loaded.places = applied.places;
+    if (!applied.missing.empty() && !options.allow_missing) {
+        throw Error(fmt::format("{}", fmt::join(applied.missing, "\n")));
+    }
+    resolve_folders(applied, loaded);
+    check_contradictions(loaded);
+    if (!options.allow_not_yet) {
+        const NotYetFinder finder = find_not_yet(loaded.config);
+        std::vector<std::string> sentences;
+        for (const std::string& key : finder.order) {
+            sentences.push_back(fmt::format("{} ({})", finder.found.at(key), loaded.place_of(key)));
+        }
+        if (!sentences.empty()) throw Error(fmt::format("{}", fmt::join(sentences, "\n")));
+    }
+    return loaded;
+}
+
+}  // namespace moebius::config

@@ -1,0 +1,41 @@
+#include "moebius/config/nearest.h"
+
+#include <gtest/gtest.h>
+
+namespace moebius::config {
+namespace {
+
+TEST(EditDistance, CountsInsertionsDeletionsSubstitutionsAndSwaps) {
+    EXPECT_EQ(edit_distance("", ""), 0);
+    EXPECT_EQ(edit_distance("", "abc"), 3);
+    EXPECT_EQ(edit_distance("abc", ""), 3);
+    EXPECT_EQ(edit_distance("stride", "stride"), 0);
+    EXPECT_EQ(edit_distance("strid", "stride"), 1);
+    EXPECT_EQ(edit_distance("stridde", "stride"), 1);
+    EXPECT_EQ(edit_distance("strade", "stride"), 1);
+    EXPECT_EQ(edit_distance("strdie", "stride"), 1);
+    EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
+    EXPECT_EQ(edit_distance("FASTA", "fasta"), 0);
+}
+
+TEST(Nearest, TakesTheClosestAndTheFirstOfEquals) {
+    EXPECT_EQ(nearest("strid", {"path", "stride", "strides"}), "stride");
+    EXPECT_EQ(nearest("ab", {"ax", "ay"}), "ax");
+}
+
+TEST(Nearest, IsNothingWhenAllAreFar) {
+    EXPECT_EQ(nearest("zzzzzz", {"path", "stride"}), std::nullopt);
+    EXPECT_EQ(nearest("fp16", {"fp32"}), std::nullopt);  // two letters of four
+    EXPECT_EQ(nearest("x", {"a"}), std::nullopt);        // no letter in common
+    EXPECT_EQ(nearest("path", {}), std::nullopt);
+}
+
+TEST(Suggestion, AsksOrLists) {
+    EXPECT_EQ(suggestion("fsata", {"fasta", "fastq"}), "; did you mean fasta?");
+    EXPECT_EQ(suggestion("zzzzzz", {"fasta", "fastq"}), "; known: fasta, fastq");
+    EXPECT_EQ(suggestion("zzzzzz", {}), "");
+    EXPECT_EQ(suggestion("zzzzzz", std::vector<std::string>(13, "fasta")), "");
+}
+
+}  // namespace
+}  // namespace moebius::config
