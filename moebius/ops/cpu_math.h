@@ -21,7 +21,7 @@ using U16 = uint32_t __attribute__((vector_size(64)));
 using H16 = uint16_t __attribute__((vector_size(32)));
 
 MOEBIUS_INLINE F16 broadcast(float value) {
-    return F16{} + value;
+    return value - F16{};  // not F16{} + value: that turns −0 into 0, so the addition would stay
 }
 
 MOEBIUS_INLINE F16 load(const float* source) {

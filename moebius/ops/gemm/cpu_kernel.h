@@ -21,44 +21,69 @@ inline constexpr int64_t kDepth = 256;
 int64_t tile_rows(Isa isa);
 int64_t tile_columns(Isa isa);
 
-// Left operand (m, k), f32, ready to be multiplied. Either rows as they lie in memory (k dense; a row stride
-// that is a multiple of 1 KiB is slow), or panels that pack_left wrote.
+// Left operand (m, k) as f32, ready to be multiplied: rows as they lie in memory, k dense (a stride that is a
+// multiple of 1 KiB is slow), or panels that pack_left wrote.
 struct Left {
     const float* data = nullptr;
-    int64_t row_stride = 0;  // 0: panels of tile_rows rows, k of them one after the other
+    int64_t row_stride = 0;
+    int64_t panel_stride = 0;  // floats from one panel of tile_rows rows to the next; 0: plain rows
 };
-inline Left left_rows(const float* data, int64_t row_stride) {
-    return {data, row_stride};
-}
-// Rows [row, …) of a packed or plain left operand; of panels, `row` must be a multiple of tile_rows.
-// Columns [k, …): `depth` is the k that it was packed with.
-Left left_at(Isa isa, Left left, int64_t row, int64_t k, int64_t depth);
+// Right operand (k, n): panels of tile_columns columns that pack_right wrote.
+struct Right {
+    const float* data = nullptr;
+    int64_t panel_stride = 0;
+};
 
-// Floats that `packed` must hold.
-int64_t packed_left_floats(Isa isa, int64_t m, int64_t k);
+// The operand without its first rows and columns. Of panels, `row` must be a multiple of tile_rows, `column`
+// of tile_columns.
+Left left_at(Isa isa, Left left, int64_t row, int64_t k);
+Right right_at(Isa isa, Right right, int64_t k, int64_t column);
+
+// Floats that `packed` must hold; 64-byte aligned. T: float, BF16.
+int64_t packed_left_floats(Isa isa, bool transposed, int64_t m, int64_t k);
 int64_t packed_right_floats(Isa isa, int64_t k, int64_t n);
 
-// A = a (m, k) or, transposed, a (k, m)ᵀ; `stride` between a's rows. T: float, BF16.
+// A = a (m, k) or, transposed, a (k, m)ᵀ; `stride` between a's rows. Plain rows become rows again, widened
+// and at a distance that caches like.
 template <class T>
 Left pack_left(Isa isa, bool transposed, int64_t m, int64_t k, const T* a, int64_t stride, float* packed);
 
-// B = b (k, n) or, transposed, b (n, k)ᵀ: a weight as it lies. Panels of tile_columns columns, each k deep.
-// `packed` is aligned to 64 bytes. T: float, BF16.
+// B = b (k, n) or, transposed, b (n, k)ᵀ: a weight as it lies.
 template <class T>
-void pack_right(Isa isa, bool transposed, int64_t k, int64_t n, const T* b, int64_t stride, float* packed);
+Right pack_right(Isa isa, bool transposed, int64_t k, int64_t n, const T* b, int64_t stride, float* packed);
 
-// C (m, n) = (accumulate ? C : 0) + A B. `right`: what pack_right wrote for the same n, `depth` being the k
-// that it was packed with (≥ k: a multiplication may use the first k of it; pass right + first·tile_columns
-// to start further down).
-void multiply(Isa isa, int64_t m, int64_t n, int64_t k, Left left, const float* right, int64_t depth,
-              float* c, int64_t c_stride, bool accumulate);
+// C (m, n) = (accumulate ? C : 0) + A B.
+void multiply(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right right, float* c, int64_t c_stride,
+              bool accumulate);
 
-// All at once, for small tiles: C = (accumulate ? C : 0) + op(A) op(B). Plain f32 rows of A are used where
-// they lie. `scratch` (64-byte aligned) holds tile_scratch_floats. A, B: float, BF16.
+// All at once, for small tiles: C = (accumulate ? C : 0) + op(A) op(B), op transposing where asked: a is then
+// (k, m), b (n, k). Plain f32 rows of A are used where they lie. `scratch` (64-byte aligned) holds
+// tile_scratch_floats. A, B: float, BF16.
 int64_t tile_scratch_floats(Isa isa, int64_t m, int64_t n, int64_t k);
 template <class A, class B>
 void tile_multiply(Isa isa, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const A* a,
                    int64_t a_stride, const B* b, int64_t b_stride, float* c, int64_t c_stride,
                    bool accumulate, float* scratch);
+
+// Rows of A that go over all of B at a time: the height of a piece of work.
+int64_t block_rows(Isa isa);
+
+// Rows as f32.
+template <class T>
+void widen_rows(Isa isa, int64_t rows, int64_t columns, const T* from, int64_t stride, float* to,
+                int64_t to_stride);
+
+// A row stride ≥ k, in floats, at which rows of a left operand don't fall into the same sets of a cache.
+int64_t good_row_stride(int64_t k);
+
+// Packing into a part of larger panels: k of the depth of panels that lie panel_stride floats apart, from
+// `packed` on. One step of the depth is panel_rows floats of a left panel, tile_columns of a right one.
+int64_t panel_rows(Isa isa);
+template <class T>
+void pack_left_panels(Isa isa, int64_t m, int64_t k, const T* a, int64_t stride, float* packed,
+                      int64_t panel_stride);  // a (k, m), transposed
+template <class T>
+void pack_right_panels(Isa isa, bool transposed, int64_t k, int64_t n, const T* b, int64_t stride,
+                       float* packed, int64_t panel_stride);
 
 }  // namespace moebius::ops::cpu

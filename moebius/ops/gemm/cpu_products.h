@@ -1,0 +1,92 @@
+// Products of many rows on all threads, built on the matrix kernel: what gemm, grouped_gemm and grouped_mlp
+// share. Consecutive rows belong to groups (experts; a dense product has one).
+#pragma once
+
+#include <vector>
+
+#include "moebius/ops/gemm/cpu_kernel.h"
+#include "moebius/runtime/exec.h"
+#include "moebius/tensor/view.h"
+
+namespace moebius::ops::cpu {
+
+// A matrix in memory, f32 or bf16; the columns are dense.
+struct Matrix {
+    void* data = nullptr;
+    DType dtype = DType::F32;
+    int64_t stride = 0;
+
+    Matrix() = default;
+    Matrix(void* data, DType dtype, int64_t stride) : data(data), dtype(dtype), stride(stride) {}
+    explicit Matrix(const View& view) : Matrix(view.data, view.dtype, view.stride[view.rank() - 2]) {}
+    Matrix at(int64_t row, int64_t column) const;
+};
+
+struct RowGroup {
+    int64_t first = 0, rows = 0;
+    Matrix weight;
+    const void* bias = nullptr;
+};
+
+// out (rows, n) = beta·out + a (rows, k) · weight, the group's; weight (n, k) transposed, or (k, n).
+struct RowProducts {
+    Matrix a, out;
+    int64_t n = 0, k = 0;
+    bool transposed = false;  // weights are (n, k)
+    std::vector<RowGroup> groups;
+    DType bias_dtype = DType::F32;
+    const float* bias_scale = nullptr;  // of a row
+    bool accumulate = false;
+};
+void run_products(const RowProducts& products, const Exec& exec);
+
+// out (m, n), the group's, = beta·out + Σ over the group's rows of a (rows, m)ᵀ b (rows, n). A group without
+// rows is written, with zeros, unless `accumulate`.
+struct DepthGroup {
+    int64_t first = 0, rows = 0;
+    Matrix out;
+};
+struct DepthProducts {
+    Matrix a, b;
+    int64_t m = 0, n = 0;
+    std::vector<DepthGroup> groups;
+    bool accumulate = false;
+};
+void run_products(const DepthProducts& products, const Exec& exec);
+
+// The parts of the above.
+
+// Scratch that a call may take for packed operands, in floats (64 MiB), unless one unit needs more.
+inline constexpr int64_t kPackedBudget = int64_t{16} << 20;
+inline constexpr int64_t kChunkRows = 8 * kDepth;
+
+Left pack_left(Isa isa, int64_t m, int64_t k, const Matrix& a, float* packed);
+void pack_left_panels(Isa isa, int64_t m, int64_t k, const Matrix& a, float* packed, int64_t panel_stride);
+void pack_right_panels(Isa isa, bool transposed, int64_t k, int64_t n, const Matrix& b, float* packed,
+                       int64_t panel_stride);
+// out = the sums, plus scale · bias where given, rounded to out's dtype.
+void finish_rows(Isa isa, int64_t rows, int64_t n, const float* sums, int64_t stride, const Matrix& out,
+                 const void* bias = nullptr, DType bias_dtype = DType::F32, const float* scale = nullptr);
+
+// A run of rows of one group, packed in blocks of kDepth rows: of `left` (rows, m)ᵀ and of `right` (rows, n),
+// blocks one after the other. Chunks of a group follow each other; the first overwrites unless `accumulate`.
+struct PackedChunk {
+    int64_t rows = 0;
+    const float* left = nullptr;
+    const float* right = nullptr;
+    float* out = nullptr;
+    int64_t out_stride = 0;
+    bool accumulate = false;
+};
+int64_t left_block_floats(Isa isa, int64_t m);  // of a block of kDepth rows
+int64_t right_block_floats(Isa isa, int64_t n);
+// Packs rows [0, rows) of a block, whose first row in the block is `at`.
+void pack_left_block(Isa isa, int64_t m, int64_t rows, const Matrix& a, int64_t at, float* block);
+void pack_right_block(Isa isa, int64_t n, int64_t rows, const Matrix& b, int64_t at, float* block);
+// out (m, n) of every chunk, tile by tile; chunks of one `out` in their order.
+void multiply_chunks(int64_t m, int64_t n, const std::vector<PackedChunk>& chunks, const Exec& exec);
+
+// Finds the item that piece belongs to: `ends` ascending; sets `local` to the piece's number within it.
+size_t find_item(const std::vector<int64_t>& ends, int64_t piece, int64_t& local);
+
+}  // namespace moebius::ops::cpu
