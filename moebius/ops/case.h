@@ -33,6 +33,9 @@ struct TensorSpec {
     std::function<bool(int64_t index)> written;
     bool exact = false;       // the output must equal the reference bit for bit
     int64_t row_padding = 0;  // extra elements between rows of axis 0, which nobody may touch
+    // fp32 roundings on the way to an element (terms of a sum, steps of a chain): with few elements a naive
+    // run may be exact by luck, so √roundings half ulps are always allowed.
+    int64_t roundings = 0;
 };
 
 // A tensor of a reference run: values as Real, row-major.
