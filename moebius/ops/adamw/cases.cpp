@@ -1,0 +1,169 @@
+#include "moebius/ops/adamw/adamw.h"
+
+#include "moebius/ops/case.h"
+
+namespace moebius::ops {
+namespace {
+
+struct Setup {
+    int64_t count = 0;
+    DType grad = DType::F32, m = DType::F32, v = DType::F32;
+    bool weights = false;
+    int64_t step = 3;
+    float clip = 0.7f, weight_decay = 0.1f;
+    bool bad = false;
+    bool bench = false;
+
+    std::string label() const {
+        return "grad_" + std::string(name(grad)) + ".state_" + std::string(name(m)) + "_" +
+               std::string(name(v)) + (weights ? ".weights" : "") + "." + std::to_string(count) + ".step" +
+               std::to_string(step) + (weight_decay == 0 ? ".no_decay" : "") + (bad ? ".bad" : "");
+    }
+};
+
+constexpr float kLearningRate = 3e-3f;
+constexpr int64_t kRoundings = 16;
+
+TensorSpec scalar(const char* name, DType dtype, double value) {
+    return {
+        .name = name, .shape = {1}, .dtype = dtype, .value = [=](int64_t, const Philox&) { return value; }};
+}
+
+std::vector<TensorSpec> tensors_of(const Setup& s) {
+    const auto scaled = [](double scale, bool squared) {
+        return [=](int64_t i, const Philox& random) {
+            const double x = random.normal(static_cast<uint64_t>(i));
+            return scale * (squared ? x * x : x);
+        };
+    };
+    const auto state = [&](const char* name, DType dtype, double scale, bool squared) {
+        return TensorSpec{.name = name,
+                          .shape = {s.count},
+                          .dtype = dtype,
+                          .role = Role::InOut,
+                          .value = scaled(scale, squared),
+                          .exact = s.bad,
+                          .roundings = kRoundings};
+    };
+    std::vector<TensorSpec> tensors = {
+        state("master", DType::F32, 0.05, false),
+        state("m", s.m, 1e-2, false),
+        state("v", s.v, 1e-4, true),
+        {.name = "grad", .shape = {s.count}, .dtype = s.grad, .value = scaled(2e-2, false)},
+        scalar("learning_rate", DType::F32, kLearningRate),
+        scalar("clip", DType::F32, s.clip),
+        scalar("step", DType::I64, static_cast<double>(s.step)),
+        scalar("bad", DType::I32, s.bad ? 1 : 0)};
+    if (s.weights) {
+        const bool bad = s.bad;
+        tensors.push_back({.name = "weights",
+                           .shape = {s.count},
+                           .dtype = DType::BF16,
+                           .role = Role::Output,
+                           .written = [=](int64_t) { return !bad; },
+                           .roundings = kRoundings});
+    }
+    return tensors;
+}
+
+AdamWArgs args_of(const Setup& s, const Views& v) {
+    return {.master = v["master"],
+            .weights = v["weights"],
+            .grad = v["grad"],
+            .m = v["m"],
+            .v = v["v"],
+            .learning_rate = v["learning_rate"],
+            .clip = v["clip"],
+            .step = v["step"],
+            .bad = v["bad"],
+            .weight_decay = s.weight_decay};
+}
+
+template <class Host>
+void update(Host& h, const Setup& s) {
+    using Real = std::decay_t<decltype(h["m"][0])>;
+    const AdamWArgs constants = args_of(s, {});
+    const Real beta1 = static_cast<Real>(constants.beta1), beta2 = static_cast<Real>(constants.beta2);
+    const Real correct1 = Real(1) - static_cast<Real>(std::pow(beta1, static_cast<Real>(s.step)));
+    const Real correct2 = Real(1) - static_cast<Real>(std::pow(beta2, static_cast<Real>(s.step)));
+    for (int64_t i = 0; i < s.count; ++i) {
+        const Real g = h["clip"][0] * h["grad"][i];
+        Real& m = h["m"][i];
+        Real& v = h["v"][i];
+        Real& p = h["master"][i];
+        m = beta1 * m + (Real(1) - beta1) * g;
+        v = beta2 * v + (Real(1) - beta2) * g * g;
+        const Real step = (m / correct1) / (std::sqrt(v / correct2) + static_cast<Real>(constants.eps));
+        p -= h["learning_rate"][0] * (step + static_cast<Real>(s.weight_decay) * p);
+        if (s.weights) h["weights"][i] = p;
+    }
+}
+
+Case make_case(const Setup& s) {
+    Case c;
+    c.op = "adamw";
+    c.name = s.label();
+    c.group = s.bench ? "bench" : s.bad ? "edge" : "basic";
+    c.dtype = s.grad;
+    c.bench = s.bench;
+    c.tensors = tensors_of(s);
+    c.run = [=](const Views& v, const Exec& exec) { adamw(args_of(s, v), exec); };
+    c.cost = [=](const Views& v) { return cost(args_of(s, v)); };
+    set_reference(c, [=](auto& h) {
+        if (!s.bad) update(h, s);
+    });
+    if (s.bench) return c;
+    // Each runs with one scalar replaced.
+    const auto with = [&](const char* name, auto change) {
+        c.mutants.push_back({name, [=](const Views& v, const Exec& exec) {
+                                 AdamWArgs a = args_of(s, v);
+                                 int32_t fine = 0;
+                                 int64_t another_step = s.step + 1;
+                                 float no_clip = 1.0f;
+                                 change(a, View(&fine, DType::I32, {1}), View(&another_step, DType::I64, {1}),
+                                        View(&no_clip, DType::F32, {1}));
+                                 adamw(a, exec);
+                             }});
+    };
+    if (s.bad) {
+        with("updates in a bad step", [](AdamWArgs& a, View fine, View, View) { a.bad = fine; });
+        return c;
+    }
+    with("forgets to clip", [](AdamWArgs& a, View, View, View no_clip) { a.clip = no_clip; });
+    if (s.step < 100 && !s.weights)
+        with("corrects for another step", [](AdamWArgs& a, View, View step, View) { a.step = step; });
+    if (s.weight_decay > 0) with("no decay", [](AdamWArgs& a, View, View, View) { a.weight_decay = 0; });
+    return c;
+}
+
+}  // namespace
+
+void adamw_cases(std::vector<Case>& cases) {
+    const DType f32 = DType::F32, bf16 = DType::BF16;
+    for (const int64_t count : {1, 15, 16, 17, 40000}) {
+        cases.push_back(make_case({.count = count}));
+        cases.push_back(make_case({.count = count, .grad = bf16, .m = bf16, .v = bf16, .weights = true}));
+    }
+    for (const DType grad : {f32, bf16}) {
+        for (const DType m : {f32, bf16}) {
+            for (const DType v : {f32, bf16}) {
+                cases.push_back(make_case({.count = 333, .grad = grad, .m = m, .v = v, .step = 1}));
+                cases.push_back(make_case({.count = 70,
+                                           .grad = grad,
+                                           .m = m,
+                                           .v = v,
+                                           .weights = true,
+                                           .step = 100000,
+                                           .weight_decay = 0}));
+            }
+        }
+    }
+    cases.push_back(make_case({.count = 50, .bad = true}));
+    cases.push_back(make_case({.count = 50, .m = bf16, .v = bf16, .weights = true, .bad = true}));
+    cases.push_back(make_case({.count = 1 << 23, .bench = true}));
+    cases.push_back(make_case({.count = 1 << 23, .grad = f32, .weights = true, .bench = true}));
+    cases.push_back(
+        make_case({.count = 1 << 23, .grad = bf16, .m = bf16, .v = bf16, .weights = true, .bench = true}));
+}
+
+}  // namespace moebius::ops
