@@ -1,0 +1,71 @@
+#include "moebius/ops/gemm/gemm.h"
+
+#include <fmt/format.h>
+
+#include "moebius/base/error.h"
+#include "moebius/ops/gemm/cpu.h"
+
+namespace moebius::ops {
+namespace {
+
+constexpr Variant<GemmArgs> kVariants[] = {
+    {"cpu_packed", DeviceKind::Cpu, 0, 0, always<GemmArgs>, cpu::gemm_packed},
+    {"cpu_naive", DeviceKind::Cpu, 0, 0, always<GemmArgs>, cpu::gemm_naive},
+};
+
+struct Sizes {
+    int64_t m, n, k;  // rows, out features, in features
+};
+
+Sizes sizes(const GemmArgs& a) {
+    const int64_t m = a.a.size(0);
+    if (a.kind == GemmKind::Forward) return {m, a.b.size(0), a.b.size(1)};
+    if (a.kind == GemmKind::Dgrad) return {m, a.b.size(0), a.b.size(1)};
+    return {m, a.a.size(1), a.b.size(1)};
+}
+
+void validate(const GemmArgs& a) {
+    for (const View* view : {&a.a, &a.b, &a.out}) {
+        MOEBIUS_CHECK(view->rank() == 2 && (view->dtype == DType::F32 || view->dtype == DType::BF16),
+                      "gemm takes f32 or bf16 matrices, not ", name(view->dtype), " ", view->shape.str());
+        MOEBIUS_CHECK(view->size(1) <= 1 || view->stride[1] == 1, "gemm: columns must be dense");
+    }
+    const Sizes s = sizes(a);
+    bool fits = false;
+    switch (a.kind) {
+        case GemmKind::Forward:
+            fits = a.a.size(1) == s.k && a.out.shape == Shape{s.m, s.n};
+            break;
+        case GemmKind::Dgrad:
+            fits = a.a.size(1) == s.n && a.out.shape == Shape{s.m, s.k};
+            break;
+        case GemmKind::Wgrad:
+            fits = a.b.size(0) == s.m && a.out.shape == Shape{s.n, s.k};
+            break;
+    }
+    if (!fits) {
+        throw Error(fmt::format("gemm: shapes don't fit: a {}, b {}, out {}", a.a.shape.str(),
+                                a.b.shape.str(), a.out.shape.str()));
+    }
+    MOEBIUS_CHECK(a.beta == 0 || a.beta == 1, "gemm: beta = ", a.beta);
+}
+
+}  // namespace
+
+Cost cost(const GemmArgs& a) {
+    const Sizes s = sizes(a);
+    const auto flops = 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
+    const int64_t bytes = a.a.bytes() + a.b.bytes() + (a.beta != 0 ? 2 : 1) * a.out.bytes();
+    return {flops, static_cast<double>(bytes)};
+}
+
+void gemm(const GemmArgs& args, const Exec& exec) {
+    validate(args);
+    dispatch<GemmArgs>("gemm", kVariants, args, exec, cost(args));
+}
+
+std::vector<VariantInfo> gemm_variants() {
+    return describe<GemmArgs>(kVariants);
+}
+
+}  // namespace moebius::ops
