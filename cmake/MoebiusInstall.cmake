@@ -20,8 +20,10 @@ install(TARGETS ${targets} EXPORT MoebiusTargets
 install(EXPORT MoebiusTargets NAMESPACE Moebius:: DESTINATION ${package_folder} COMPONENT development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/moebius DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development
     FILES_MATCHING PATTERN "*.h" PATTERN "cli" EXCLUDE)
+set(MOEBIUS_CONFIGS_DIR ${CMAKE_INSTALL_DATADIR}/moebius/configs)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/MoebiusConfig.cmake.in
-    ${CMAKE_BINARY_DIR}/package/MoebiusConfig.cmake INSTALL_DESTINATION ${package_folder})
+    ${CMAKE_BINARY_DIR}/package/MoebiusConfig.cmake INSTALL_DESTINATION ${package_folder}
+    PATH_VARS MOEBIUS_CONFIGS_DIR)
 # Before 1.0 a minor version may change the interface.
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/MoebiusConfigVersion.cmake
     COMPATIBILITY SameMinorVersion)
