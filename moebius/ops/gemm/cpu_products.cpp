@@ -46,25 +46,6 @@ int64_t weight_columns(Isa isa, int64_t n, int64_t k) {
     return std::clamp(most, std::min(width, n), n);
 }
 
-void pack_weights(const RowProducts& p, const std::vector<WeightUnit>& units, float* packed,
-                  const Exec& exec) {
-    const Isa isa = exec.device->isa();
-    const int64_t step = std::max<int64_t>(tile_columns(isa), 64);
-    std::vector<int64_t> ends;
-    for (const WeightUnit& unit : units)
-        ends.push_back((ends.empty() ? 0 : ends.back()) + ceil_div(unit.columns, step));
-    exec.parallel(ends.back(), [&](int64_t piece, int) {
-        int64_t local = 0;
-        const WeightUnit& unit = units[find_item(ends, piece, local)];
-        const int64_t column = local * step, count = std::min(step, unit.columns - column);
-        const int64_t at = unit.column + column;
-        const Matrix from = p.transposed ? unit.group->weight.at(at, 0) : unit.group->weight.at(0, at);
-        const Right whole{packed + unit.offset, tile_columns(isa) * p.k};
-        const Right to = right_at(isa, whole, 0, column);
-        pack_right_panels(isa, p.transposed, p.k, count, from, const_cast<float*>(to.data), to.panel_stride);
-    });
-}
-
 // One block of rows times columns [column, column + columns) of a packed unit.
 void row_block(const RowProducts& p, const WeightUnit& unit, Right right, int64_t row, int64_t rows,
                int64_t column, int64_t columns, Isa isa, float* left_scratch, float* sum_scratch) {
@@ -157,6 +138,32 @@ void pack_right_panels(Isa isa, bool transposed, int64_t k, int64_t n, const Mat
     });
 }
 
+void pack_weights(const std::vector<WeightPacking>& weights, const Exec& exec) {
+    const Isa isa = exec.device->isa();
+    const int64_t step = std::max<int64_t>(tile_columns(isa), 64);
+    std::vector<int64_t> ends;
+    for (const WeightPacking& w : weights)
+        ends.push_back((ends.empty() ? 0 : ends.back()) + ceil_div(w.n, step));
+    if (ends.empty()) return;
+    exec.parallel(ends.back(), [&](int64_t piece, int) {
+        int64_t local = 0;
+        const WeightPacking& w = weights[find_item(ends, piece, local)];
+        const int64_t column = local * step;
+        const Right to = right_at(isa, w.right(isa), 0, column);
+        pack_right_panels(isa, w.transposed, w.k, std::min(step, w.n - column),
+                          w.transposed ? w.weight.at(column, 0) : w.weight.at(0, column),
+                          const_cast<float*>(to.data), to.panel_stride);
+    });
+}
+
+void multiply_wide(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right right, float* c,
+                   int64_t c_stride, bool accumulate) {
+    for (int64_t j = 0; j < n; j += kColumnBlock) {
+        multiply(isa, m, std::min(kColumnBlock, n - j), k, left, right_at(isa, right, 0, j), c + j, c_stride,
+                 accumulate);
+    }
+}
+
 void finish_rows(Isa isa, int64_t rows, int64_t n, const float* sums, int64_t stride, const Matrix& out,
                  const void* bias, DType bias_dtype, const float* scale) {
     with_float_type(out.dtype, [&](auto out_type) {
@@ -199,7 +206,13 @@ void run_products(const RowProducts& p, const Exec& exec) {
             wave.back().offset = used;
             used += size;
         }
-        pack_weights(p, wave, packed.as<float>(), exec);
+        std::vector<WeightPacking> weights;
+        for (const WeightUnit& unit : wave) {
+            const Matrix& weight = unit.group->weight;
+            weights.push_back({p.transposed ? weight.at(unit.column, 0) : weight.at(0, unit.column),
+                               p.transposed, p.k, unit.columns, packed.as<float>() + unit.offset});
+        }
+        pack_weights(weights, exec);
         multiply_rows(p, wave, packed.as<float>(), scratch.as<float>(), per_thread, exec);
     }
 }

@@ -64,6 +64,19 @@ Left pack_left(Isa isa, int64_t m, int64_t k, const Matrix& a, float* packed);
 void pack_left_panels(Isa isa, int64_t m, int64_t k, const Matrix& a, float* packed, int64_t panel_stride);
 void pack_right_panels(Isa isa, bool transposed, int64_t k, int64_t n, const Matrix& b, float* packed,
                        int64_t panel_stride);
+// Packs right operands, each in pieces. `packed` holds packed_right_floats(k, n).
+struct WeightPacking {
+    Matrix weight;  // (n, k) transposed, or (k, n)
+    bool transposed = false;
+    int64_t k = 0, n = 0;
+    float* packed = nullptr;
+
+    Right right(Isa isa) const { return {packed, tile_columns(isa) * k}; }
+};
+void pack_weights(const std::vector<WeightPacking>& weights, const Exec& exec);
+// multiply, over columns in blocks whose sums stay in the second-level cache.
+void multiply_wide(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right right, float* c,
+                   int64_t c_stride, bool accumulate);
 // out = the sums, plus scale · bias where given, rounded to out's dtype.
 void finish_rows(Isa isa, int64_t rows, int64_t n, const float* sums, int64_t stride, const Matrix& out,
                  const void* bias = nullptr, DType bias_dtype = DType::F32, const float* scale = nullptr);
