@@ -28,60 +28,64 @@ namespace {
 
 constexpr int64_t kFewPieces = 64;  // below, heads of a group are pieces of their own
 
-// Exponentials of a tile's scores in place, zeros where a query doesn't see a key, and the statistics of each
-// query brought up to date. `rescale`: what the sums so far were multiplied by.
+// Exponentials of a tile's scores in place (panels of `rows` keys), zeros where a query doesn't see a key,
+// and the statistics of each query brought up to date. `rescale`: what the sums so far were multiplied by. A
+// score that isn't finite makes its query's sum NaN.
 struct SoftmaxBody {
-    template <Isa>
-    MOEBIUS_INLINE static void run(Band band, Range queries, Range keys, float* scores, float* maximum,
-                                   float* sum, float* rescale) {
+    template <Isa isa>
+    MOEBIUS_INLINE static void run(Band band, Range queries, Range keys, float* scores, int64_t rows,
+                                   float* highest, float* sums, float* rescale) {
         for (int64_t lanes = 0; lanes < queries.size(); lanes += kLanes) {
             const int64_t query = queries.begin + lanes;
-            float* column = scores + lanes - keys.begin * kQueries;
-            const F16 before = load(maximum + lanes);
-            F16 high = before;
+            float* column = scores + panel_offset<isa>(lanes, rows) - keys.begin * kPanel<isa>;
+            const auto score = [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
+                return load_panel<isa>(column + key * kPanel<isa>, rows);
+            };
+            const F16 before = load(highest + lanes);
+            F16 high = before, nothing{};
+            const auto see = [&](F16 seen) MOEBIUS_ATTENTION_LAMBDA {
+                high = maximum(high, seen);
+                nothing += 0.0f * seen;
+            };
             const Range any = each_key(
                 band, {query, query + kLanes}, keys,
-                [&](int64_t key) __attribute__((always_inline)) {
-                    const F16 score = load(column + key * kQueries);
-                    const F16 seen = visible(query, key, band.window) ? score : broadcast(kLowest);
-                    high = seen > high ? seen : high;
+                [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
+                    see(select(visible(query, key, band.window), score(key), broadcast(kLowest)));
                 },
-                [&](int64_t key) __attribute__((always_inline)) {
-                    const F16 score = load(column + key * kQueries);
-                    high = score > high ? score : high;
-                });
+                [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA { see(score(key)); });
             const F16 factor = exp_below_one(before - high);
-            F16 total = load(sum + lanes) * factor;
+            F16 sum = load(sums + lanes) * factor + nothing;
+            const auto keep = [&](int64_t key, F16 p) MOEBIUS_ATTENTION_LAMBDA {
+                store_panel<isa>(column + key * kPanel<isa>, rows, p);
+                sum += p;
+            };
             each_key(
                 band, {query, query + kLanes}, keys,
-                [&](int64_t key) __attribute__((always_inline)) {
-                    const F16 p = exp_below_one(load(column + key * kQueries) - high);
-                    const F16 seen = visible(query, key, band.window) ? p : F16{};
-                    store(column + key * kQueries, seen);
-                    total += seen;
+                [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
+                    keep(key,
+                         select(visible(query, key, band.window), exp_below_one(score(key) - high), F16{}));
                 },
-                [&](int64_t key) __attribute__((always_inline)) {
-                    const F16 p = exp_below_one(load(column + key * kQueries) - high);
-                    store(column + key * kQueries, p);
-                    total += p;
-                });
-            for (int64_t key = keys.begin; key < any.begin; ++key) store(column + key * kQueries, F16{});
-            for (int64_t key = std::max(any.end, keys.begin); key < keys.end; ++key)
-                store(column + key * kQueries, F16{});
-            store(maximum + lanes, high);
-            store(sum + lanes, total);
+                [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA { keep(key, exp_below_one(score(key) - high)); });
+            for (int64_t key = keys.begin; key < std::min(any.begin, keys.end); ++key) keep(key, F16{});
+            for (int64_t key = std::max(any.end, keys.begin); key < keys.end; ++key) keep(key, F16{});
+            store(highest + lanes, high);
+            store(sums + lanes, sum);
             store(rescale + lanes, factor);
         }
     }
 };
 
+// out (width, kQueries) times each query's factor, where it is not 1.
 struct RescaleBody {
     template <Isa>
     MOEBIUS_INLINE static void run(float* out, int64_t width, int64_t count, const float* rescale) {
-        for (int64_t row = 0; row < count; ++row) {
-            if (rescale[row] == 1.0f) continue;
-            for (int64_t j = 0; j < width; j += kLanes)
-                store(out + row * width + j, load(out + row * width + j) * rescale[row]);
+        for (int64_t lanes = 0; lanes < count; lanes += kLanes) {
+            bool any = false;
+            for (int64_t i = 0; i < kLanes; ++i) any |= rescale[lanes + i] != 1.0f;
+            if (!any) continue;
+            const F16 factor = load(rescale + lanes);
+            for (int64_t row = 0; row < width; ++row)
+                store(out + row * kQueries + lanes, load(out + row * kQueries + lanes) * factor);
         }
     }
 };
@@ -93,8 +97,8 @@ class Forward {
         : args_(args),
           isa_(isa),
           head_dim_(args.q.size(2)),
-          width_(round_up(head_dim_, kStrip)),
-          columns_(round_up(head_dim_, tile_columns(isa))),
+          width_(round_up(head_dim_, kLanes)),
+          tile_(keys_of_tile(isa)),
           group_(args.q.size(1) / args.k.size(1)),
           heads_(group_) {}
 
@@ -104,24 +108,25 @@ class Forward {
     // One thread's. The last four hold one part a head of the piece.
     struct Buffers {
         float* keys;           // fp32 rows of a tile's keys, row_stride() apart
-        float* values;         // its values, right operand
-        float* scores;         // (keys, kQueries)
-        float* left;           // the scores transposed, left operand
+        float* values;         // its values transposed, left operand
+        float* scores;         // its scores, right operand
+        float* rows;           // (kQueries, width), to turn queries and the output
         float* rescale;        // (kQueries)
         float* packed;         // scaled queries, right operand
-        float* out;            // (kQueries, width): Σ of values so far
+        float* out;            // (head_dim, kQueries): Σ of values so far
         float *maximum, *sum;  // (kQueries)
     };
     Buffers carve(Carver& carver) const;
     int64_t row_stride() const { return good_row_stride(head_dim_); }
     int64_t packed_floats() const { return packed_right_floats(isa_, head_dim_, kQueries); }
+    int64_t out_floats() const { return head_dim_ * kQueries; }
 
     template <class T>
     void piece(const Sequence& sequence, Range queries, int64_t first_head, const Buffers& b) const;
     template <class T>
     void begin_head(const Sequence& sequence, Range queries, int64_t head, int64_t part,
                     const Buffers& b) const;
-    void add_keys(Band band, Range queries, Range keys, int64_t part, const Buffers& b) const;
+    void add_keys(Band band, Range queries, Range keys, Left values, int64_t part, const Buffers& b) const;
     template <class T>
     void end_head(const Sequence& sequence, Range queries, int64_t head, int64_t part,
                   const Buffers& b) const;
@@ -129,22 +134,21 @@ class Forward {
     const AttentionArgs& args_;
     Isa isa_;
     int64_t head_dim_;
-    int64_t width_;    // stride of output rows in scratch
-    int64_t columns_;  // head_dim in whole register tiles
-    int64_t group_;    // query heads of a kv head
-    int64_t heads_;    // of them in a piece, which share its packed keys and values
+    int64_t width_;  // head_dim in whole vectors
+    int64_t tile_;   // keys of a tile
+    int64_t group_;  // query heads of a kv head
+    int64_t heads_;  // of them in a piece, which share its packed keys and values
 };
 
 Forward::Buffers Forward::carve(Carver& carver) const {
-    const int64_t tile = keys_of_tile(isa_);
     Buffers b;
-    b.keys = carver.take(tile * row_stride());
-    b.values = carver.take(packed_right_floats(isa_, tile, columns_));
-    b.scores = carver.take(tile * kQueries);
-    b.left = carver.take(packed_left_floats(isa_, true, kQueries, tile));
+    b.keys = carver.take(tile_ * row_stride());
+    b.values = carver.take(packed_left_floats(isa_, true, head_dim_, tile_));
+    b.scores = carver.take(tile_ * kQueries);
+    b.rows = carver.take(std::max(kQueries * width_, transposed_floats(isa_, head_dim_)));
     b.rescale = carver.take(kQueries);
     b.packed = carver.take(heads_ * packed_floats());
-    b.out = carver.take(heads_ * kQueries * width_);
+    b.out = carver.take(heads_ * out_floats());
     b.maximum = carver.take(heads_ * kQueries);
     b.sum = carver.take(heads_ * kQueries);
     return b;
@@ -153,27 +157,26 @@ Forward::Buffers Forward::carve(Carver& carver) const {
 template <class T>
 void Forward::begin_head(const Sequence& sequence, Range queries, int64_t head, int64_t part,
                          const Buffers& b) const {
-    // The rows pass through the output's buffer, which is not needed yet.
-    float* rows = b.out + part * kQueries * width_;
     const T* q = head_at<T>(args_.q, sequence.begin + queries.begin, head);
-    with_isa<LoadRowsBody>(isa_, q, args_.q.stride[0], rows, width_, queries.size(), kQueries, head_dim_,
+    with_isa<LoadRowsBody>(isa_, q, args_.q.stride[0], b.rows, width_, queries.size(), kQueries, head_dim_,
                            args_.shape.scale);
-    pack_right(isa_, true, head_dim_, kQueries, rows, width_, b.packed + part * packed_floats());
-    std::fill_n(rows, kQueries * width_, 0.0f);
+    pack_right(isa_, true, head_dim_, kQueries, b.rows, width_, b.packed + part * packed_floats());
+    std::fill_n(b.out + part * out_floats(), out_floats(), 0.0f);
     std::fill_n(b.maximum + part * kQueries, kQueries, kLowest);
     std::fill_n(b.sum + part * kQueries, kQueries, 0.0f);
 }
 
-void Forward::add_keys(Band band, Range queries, Range keys, int64_t part, const Buffers& b) const {
-    float* out = b.out + part * kQueries * width_;
-    const int64_t columns = tile_columns(isa_);
+void Forward::add_keys(Band band, Range queries, Range keys, Left values, int64_t part,
+                       const Buffers& b) const {
+    float* out = b.out + part * out_floats();
+    const int64_t columns = tile_columns(isa_), strip_stride = tile_ * columns;
     const Right packed{b.packed + part * packed_floats(), head_dim_ * columns};
-    const Right values{b.values, keys.size() * columns};
-    tile_scores(isa_, band, queries, keys, {b.keys, row_stride()}, packed, head_dim_, b.scores);
-    with_isa<SoftmaxBody>(isa_, band, queries, keys, b.scores, b.maximum + part * kQueries,
+    tile_scores(isa_, band, queries, keys, {b.keys, row_stride()}, packed, head_dim_, {b.scores, columns},
+                strip_stride);
+    with_isa<SoftmaxBody>(isa_, band, queries, keys, b.scores, tile_, b.maximum + part * kQueries,
                           b.sum + part * kQueries, b.rescale);
-    with_isa<RescaleBody>(isa_, out, width_, queries.size(), static_cast<const float*>(b.rescale));
-    add_transposed(isa_, band, queries, keys, b.scores, b.left, values, columns_, {out, width_});
+    with_isa<RescaleBody>(isa_, out, head_dim_, queries.size(), static_cast<const float*>(b.rescale));
+    add_transposed(isa_, band, queries, keys, values, {b.scores, strip_stride}, head_dim_, out);
 }
 
 template <class T>
@@ -183,9 +186,8 @@ void Forward::end_head(const Sequence& sequence, Range queries, int64_t head, in
     const float* sum = b.sum + part * kQueries;
     const int64_t first = sequence.begin + queries.begin;
     for (int64_t i = 0; i < queries.size(); ++i) b.rescale[i] = 1.0f / sum[i];
-    with_isa<StoreRowsBody>(isa_, static_cast<const float*>(b.out + part * kQueries * width_), width_,
-                            head_at<T>(args_.out, first, head), args_.out.stride[0], queries.size(),
-                            head_dim_, static_cast<const float*>(b.rescale), int64_t{1});
+    store_transposed(isa_, b.out + part * out_floats(), b.rows, queries.size(), head_dim_,
+                     head_at<T>(args_.out, first, head), args_.out.stride[0], b.rescale, 1);
     float* lse = args_.lse.as<float>() + head * args_.lse.stride[0] + first;
     for (int64_t i = 0; i < queries.size(); ++i) lse[i] = maximum[i] + std::log(sum[i]);
 }
@@ -197,15 +199,14 @@ void Forward::piece(const Sequence& sequence, Range queries, int64_t first_head,
     for (int64_t part = 0; part < heads_; ++part)
         begin_head<T>(sequence, queries, first_head + part, part, b);
     const Range all = band.keys_of(queries);
-    const int64_t tile = keys_of_tile(isa_);
-    for (int64_t first = all.begin; first < all.end; first += tile) {
-        const Range keys{first, std::min(first + tile, all.end)};
+    for (int64_t first = all.begin; first < all.end; first += tile_) {
+        const Range keys{first, std::min(first + tile_, all.end)};
         const T* k = head_at<T>(args_.k, sequence.begin + first, kv_head);
         const T* v = head_at<T>(args_.v, sequence.begin + first, kv_head);
         with_isa<LoadRowsBody>(isa_, k, args_.k.stride[0], b.keys, row_stride(), keys.size(), keys.size(),
                                head_dim_, 1.0f);
-        pack_right(isa_, false, keys.size(), head_dim_, v, args_.v.stride[0], b.values);
-        for (int64_t part = 0; part < heads_; ++part) add_keys(band, queries, keys, part, b);
+        const Left values = pack_left(isa_, true, head_dim_, keys.size(), v, args_.v.stride[0], b.values);
+        for (int64_t part = 0; part < heads_; ++part) add_keys(band, queries, keys, values, part, b);
     }
     for (int64_t part = 0; part < heads_; ++part) end_head<T>(sequence, queries, first_head + part, part, b);
 }

@@ -12,37 +12,37 @@ namespace {
 constexpr int64_t kPieces = 16;     // as many at least, if there is work for them
 constexpr int64_t kMostChunks = 8;  // of a sequence's keys
 
-// scores → p = e^(score − lse), dscores (from dp) → p · (dp − delta); zeros where a query doesn't see a key.
+// scores → p = e^(score − lse), dscores (from dp) → p · (dp − delta), both (keys, kQueries); zeros where a
+// query doesn't see a key. dscores once more to `panels` (of `rows` keys), the right operand of dq.
 struct ScoreGradientBody {
-    template <Isa>
+    template <Isa isa>
     MOEBIUS_INLINE static void run(Band band, Range queries, Range keys, float* scores, float* dscores,
-                                   const float* lse, const float* delta) {
+                                   float* panels, int64_t rows, const float* lse, const float* delta) {
         for (int64_t lanes = 0; lanes < queries.size(); lanes += kLanes) {
             const int64_t query = queries.begin + lanes;
             const int64_t origin = lanes - keys.begin * kQueries;
+            float* panel = panels + panel_offset<isa>(lanes, rows) - keys.begin * kPanel<isa>;
             const F16 log_sum = load(lse + lanes), mean = load(delta + lanes);
+            const auto keep = [&](int64_t key, F16 p, F16 ds) MOEBIUS_ATTENTION_LAMBDA {
+                store(scores + origin + key * kQueries, p);
+                store(dscores + origin + key * kQueries, ds);
+                store_panel<isa>(panel + key * kPanel<isa>, rows, ds);
+            };
             const Range any = each_key(
                 band, {query, query + kLanes}, keys,
-                [&](int64_t key) __attribute__((always_inline)) {
-                    const int64_t at = origin + key * kQueries;
+                [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
                     const I16 seen = visible(query, key, band.window);
-                    const F16 p = exp_below_one(load(scores + at) - log_sum);
-                    const F16 ds = p * (load(dscores + at) - mean);
-                    store(scores + at, seen ? p : F16{});
-                    store(dscores + at, seen ? ds : F16{});
+                    const F16 p = exp_below_one(load(scores + origin + key * kQueries) - log_sum);
+                    const F16 ds = p * (load(dscores + origin + key * kQueries) - mean);
+                    keep(key, select(seen, p, F16{}), select(seen, ds, F16{}));
                 },
-                [&](int64_t key) __attribute__((always_inline)) {
-                    const int64_t at = origin + key * kQueries;
-                    const F16 p = exp_below_one(load(scores + at) - log_sum);
-                    store(scores + at, p);
-                    store(dscores + at, p * (load(dscores + at) - mean));
+                [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
+                    const F16 p = exp_below_one(load(scores + origin + key * kQueries) - log_sum);
+                    keep(key, p, p * (load(dscores + origin + key * kQueries) - mean));
                 });
-            for (int64_t key = keys.begin; key < keys.end; ++key) {
-                if (key == any.begin && !any.empty()) key = any.end;
-                if (key >= keys.end) break;
-                store(scores + origin + key * kQueries, F16{});
-                store(dscores + origin + key * kQueries, F16{});
-            }
+            for (int64_t key = keys.begin; key < std::min(any.begin, keys.end); ++key)
+                keep(key, F16{}, F16{});
+            for (int64_t key = std::max(any.end, keys.begin); key < keys.end; ++key) keep(key, F16{}, F16{});
         }
     }
 };
@@ -103,7 +103,7 @@ class Backward {
         : args_(args),
           isa_(isa),
           head_dim_(args.q.size(2)),
-          width_(round_up(head_dim_, kStrip)),
+          width_(round_up(head_dim_, 2 * kLanes)),
           columns_(round_up(head_dim_, tile_columns(isa))),
           group_(args.q.size(1) / args.k.size(1)),
           tile_(keys_of_tile(isa)) {}
@@ -115,19 +115,21 @@ class Backward {
     struct Buffers {
         // Of the piece's keys:
         float *keys, *values;  // fp32 rows, row_stride() apart
-        float* keys_right;     // keys as right operands, one a tile
+        float* keys_left;      // keys transposed as left operands, one a tile
         float *dk, *dv;        // (keys, width)
         // Of a tile of queries:
         float *packed_q, *packed_dout;  // scaled queries and dout as right operands of the scores and of dp
         float *right_q, *right_dout;    // and of dk and dv
-        float *rows, *dq;               // (kQueries, width)
+        float* rows;                    // (kQueries, width), to turn them and dq
+        float* dq;                      // (head_dim, kQueries)
         float *lse, *delta;             // (kQueries)
         // Of a tile of scores:
-        float *scores, *dscores, *left;
+        float *scores, *dscores;  // (keys, kQueries)
+        float* panels;            // dscores as right operand
     };
     Buffers carve(Carver& carver, int64_t most_keys) const;
     int64_t row_stride() const { return good_row_stride(head_dim_); }
-    int64_t right_floats() const { return packed_right_floats(isa_, tile_, columns_); }
+    int64_t left_floats() const { return packed_left_floats(isa_, true, head_dim_, tile_); }
 
     std::vector<Piece> plan(const std::vector<Sequence>& sequences, int64_t& partial_floats) const;
     template <class T>
@@ -153,20 +155,20 @@ Backward::Buffers Backward::carve(Carver& carver, int64_t most_keys) const {
     Buffers b;
     b.keys = carver.take(most_keys * row_stride());
     b.values = carver.take(most_keys * row_stride());
-    b.keys_right = carver.take(ceil_div(most_keys, tile_) * right_floats());
+    b.keys_left = carver.take(ceil_div(most_keys, tile_) * left_floats());
     b.dk = carver.take(most_keys * width_);
     b.dv = carver.take(most_keys * width_);
     b.packed_q = carver.take(packed_right_floats(isa_, head_dim_, kQueries));
     b.packed_dout = carver.take(packed_right_floats(isa_, head_dim_, kQueries));
     b.right_q = carver.take(packed_right_floats(isa_, kQueries, columns_));
     b.right_dout = carver.take(packed_right_floats(isa_, kQueries, columns_));
-    b.rows = carver.take(kQueries * width_);
-    b.dq = carver.take(kQueries * width_);
+    b.rows = carver.take(std::max(kQueries * width_, transposed_floats(isa_, head_dim_)));
+    b.dq = carver.take(head_dim_ * kQueries);
     b.lse = carver.take(kQueries);
     b.delta = carver.take(kQueries);
     b.scores = carver.take(tile_ * kQueries);
     b.dscores = carver.take(tile_ * kQueries);
-    b.left = carver.take(packed_left_floats(isa_, true, kQueries, tile_));
+    b.panels = carver.take(tile_ * kQueries);
     return b;
 }
 
@@ -216,8 +218,8 @@ void Backward::load_keys(const Piece& p, const Buffers& b) const {
     with_isa<LoadRowsBody>(isa_, k, args_.k.stride[0], b.keys, row_stride(), count, count, head_dim_, 1.0f);
     with_isa<LoadRowsBody>(isa_, v, args_.v.stride[0], b.values, row_stride(), count, count, head_dim_, 1.0f);
     for (int64_t row = 0; row < count; row += tile_) {
-        pack_right(isa_, false, std::min(tile_, count - row), head_dim_, b.keys + row * row_stride(),
-                   row_stride(), b.keys_right + row / tile_ * right_floats());
+        pack_left(isa_, true, head_dim_, std::min(tile_, count - row), b.keys + row * row_stride(),
+                  row_stride(), b.keys_left + row / tile_ * left_floats());
     }
     std::fill_n(b.dk, count * width_, 0.0f);
     std::fill_n(b.dv, count * width_, 0.0f);
@@ -244,7 +246,7 @@ void Backward::load_queries(const Piece& p, Range queries, int64_t head, const B
     std::copy_n(args_.lse.as<float>() + head * args_.lse.stride[0] + first, count, b.lse);
     std::fill(b.lse + count, b.lse + kQueries, 0.0f);
     std::fill(b.delta + count, b.delta + kQueries, 0.0f);
-    std::fill_n(b.dq, kQueries * width_, 0.0f);
+    std::fill_n(b.dq, head_dim_ * kQueries, 0.0f);
 }
 
 // One tile of queries with tile `index` of the piece's keys; `all`: the piece's keys that any of them sees.
@@ -255,17 +257,19 @@ void Backward::add_tile(const Piece& p, Band band, Range queries, Range all, int
     const Range keys = intersection({p.keys.begin + row, p.keys.begin + row + depth}, {0, all.end});
     const int64_t columns = tile_columns(isa_), queries_depth = queries.size() * columns;
     const Left k{b.keys + row * row_stride(), row_stride()}, v{b.values + row * row_stride(), row_stride()};
-    tile_scores(isa_, band, queries, keys, k, {b.packed_q, head_dim_ * columns}, head_dim_, b.scores);
-    tile_scores(isa_, band, queries, keys, v, {b.packed_dout, head_dim_ * columns}, head_dim_, b.dscores);
-    with_isa<ScoreGradientBody>(isa_, band, queries, keys, b.scores, b.dscores,
+    const Left k_transposed{b.keys_left + index * left_floats(), 0, panel_rows(isa_) * depth};
+    tile_scores(isa_, band, queries, keys, k, {b.packed_q, head_dim_ * columns}, head_dim_,
+                {b.scores, kQueries}, columns);
+    tile_scores(isa_, band, queries, keys, v, {b.packed_dout, head_dim_ * columns}, head_dim_,
+                {b.dscores, kQueries}, columns);
+    with_isa<ScoreGradientBody>(isa_, band, queries, keys, b.scores, b.dscores, b.panels, tile_,
                                 static_cast<const float*>(b.lse), static_cast<const float*>(b.delta));
     add_plain(isa_, band, queries, keys, b.scores, {b.right_dout, queries_depth}, columns_,
               {b.dv + row * width_, width_});
     // The scale is in right_q already.
     add_plain(isa_, band, queries, keys, b.dscores, {b.right_q, queries_depth}, columns_,
               {b.dk + row * width_, width_});
-    add_transposed(isa_, band, queries, keys, b.dscores, b.left,
-                   {b.keys_right + index * right_floats(), depth * columns}, columns_, {b.dq, width_});
+    add_transposed(isa_, band, queries, keys, k_transposed, {b.panels, tile_ * columns}, head_dim_, b.dq);
 }
 
 template <class T>
@@ -283,12 +287,13 @@ void Backward::piece(const Piece& p, float* partials, const Buffers& b) const {
                  ++index)
                 add_tile(p, band, queries, all, index, b);
             if (p.chunks > 1) {
-                const int64_t row = member * p.queries.size() + first - p.queries.begin;
-                std::copy_n(b.dq, queries.size() * width_, partials + p.partials + row * width_);
+                float* rows =
+                    partials + p.partials + (member * p.queries.size() + first - p.queries.begin) * width_;
+                store_transposed(isa_, b.dq, b.rows, queries.size(), head_dim_, rows, width_, &one, 0);
             } else {
                 T* dq = head_at<T>(args_.dq, p.sequence.begin + first, head);
-                with_isa<StoreRowsBody>(isa_, static_cast<const float*>(b.dq), width_, dq, args_.dq.stride[0],
-                                        queries.size(), head_dim_, &args_.shape.scale, int64_t{0});
+                store_transposed(isa_, b.dq, b.rows, queries.size(), head_dim_, dq, args_.dq.stride[0],
+                                 &args_.shape.scale, 0);
             }
         }
     }

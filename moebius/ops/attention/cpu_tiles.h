@@ -15,7 +15,7 @@
 
 namespace moebius::ops::cpu {
 
-inline constexpr int64_t kQueries = 96;  // of a tile; a multiple of kStrip
+inline constexpr int64_t kQueries = 96;  // of a tile; a multiple of tile_columns
 inline constexpr int64_t kStrip =
     32;  // queries whose scores are skipped together; a multiple of tile_columns
 inline constexpr float kLowest =
@@ -25,6 +25,9 @@ inline constexpr float kLowest =
 inline int64_t keys_of_tile(Isa isa) {
     return round_up(96, tile_rows(isa));
 }
+
+// For a lambda in a body: without it, GCC may leave the lambda out of line, compiled for the baseline.
+#define MOEBIUS_ATTENTION_LAMBDA __attribute__((always_inline))
 
 // A half-open range.
 struct Range {
@@ -103,10 +106,10 @@ struct StoreRowsBody {
 };
 
 // e^x for x ≤ 0 or just above (a score less its maximum or its log-sum): without the general function's care
-// for overflow. Below e^−87 it stays there; NaN stays NaN.
+// for overflow, and NaN may be lost. Below e^−87 it stays there.
 MOEBIUS_INLINE F16 exp_below_one(F16 x) {
     const F16 kShift = broadcast(0x1.8p23f);
-    x = x < -87.0f ? broadcast(-87.0f) : x;
+    x = maximum(x, broadcast(-87.0f));
     const F16 scaled = x * 1.44269504f + kShift;
     const F16 n = scaled - kShift;
     const F16 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -126,7 +129,40 @@ MOEBIUS_INLINE I16 visible(int64_t query, int64_t key, int64_t window) {
     const I16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const auto distance = static_cast<int32_t>(query - key);
     const I16 back = lane + distance;
-    return (back >= 0) & (back < static_cast<int32_t>(window));
+    return ~(back >> 31) & ((back - static_cast<int32_t>(window)) >> 31);
+}
+
+// Panels of tile_columns queries, as a right operand has them: where the scores of queries lie, sixteen lanes
+// from `lanes` on, for row 0 of `rows`. Of the baseline's narrower panels, two make the lanes.
+template <Isa isa>
+inline constexpr int64_t kPanel = isa == Isa::Avx512 ? 32
+                                  : isa == Isa::Avx2 ? 16
+                                                     : 8;
+template <Isa isa>
+MOEBIUS_INLINE int64_t panel_offset(int64_t lanes, int64_t rows) {
+    return lanes / kPanel<isa> * rows * kPanel<isa> + lanes % kPanel<isa>;
+}
+template <Isa isa>
+MOEBIUS_INLINE F16 load_panel(const float* at, int64_t rows) {
+    if constexpr (kPanel<isa> >= kLanes) {
+        return load(at);
+    } else {
+        float lanes[kLanes];
+        std::memcpy(lanes, at, sizeof lanes / 2);
+        std::memcpy(lanes + kLanes / 2, at + rows * kPanel<isa>, sizeof lanes / 2);
+        return load(lanes);
+    }
+}
+template <Isa isa>
+MOEBIUS_INLINE void store_panel(float* at, int64_t rows, F16 value) {
+    if constexpr (kPanel<isa> >= kLanes) {
+        store(at, value);
+    } else {
+        float lanes[kLanes];
+        store(lanes, value);
+        std::memcpy(at, lanes, sizeof lanes / 2);
+        std::memcpy(at + rows * kPanel<isa>, lanes + kLanes / 2, sizeof lanes / 2);
+    }
 }
 
 // Calls whole(key) for the keys that all of sixteen queries see and part(key) for those that some see, in
@@ -148,37 +184,39 @@ struct Rows {
     int64_t stride;
 };
 
-// Scores (keys, kQueries) of one tile = rows · packed, strip by strip, only where a strip's queries see keys.
-// `rows`: the tile's keys, `depth` wide; `packed`: its queries.
+// Scores of one tile = rows · packed, strip by strip, only where a strip's queries see keys. `rows`: the
+// tile's keys, `depth` wide; `packed`: its queries. A strip is a panel of tile_columns queries: its scores
+// begin `strip_stride` floats after the previous strip's, and `scores.stride` lies between its keys.
 inline void tile_scores(Isa isa, Band band, Range queries, Range keys, Left rows, Right packed, int64_t depth,
-                        float* scores) {
-    for (int64_t strip = 0; strip < queries.size(); strip += kStrip) {
-        const int64_t first = queries.begin + strip;
-        const Range seen = intersection(band.keys_of({first, std::min(first + kStrip, queries.end)}), keys);
+                        Rows scores, int64_t strip_stride) {
+    const int64_t columns = tile_columns(isa);
+    for (int64_t strip = 0; strip * columns < queries.size(); ++strip) {
+        const int64_t first = queries.begin + strip * columns;
+        const Range seen = intersection(band.keys_of({first, std::min(first + columns, queries.end)}), keys);
         if (seen.empty()) continue;
         const int64_t row = seen.begin - keys.begin;
-        multiply(isa, seen.size(), kStrip, depth, left_at(isa, rows, row, 0), right_at(isa, packed, 0, strip),
-                 scores + row * kQueries + strip, kQueries, false);
+        multiply(isa, seen.size(), columns, depth, left_at(isa, rows, row, 0),
+                 right_at(isa, packed, 0, strip * columns),
+                 scores.data + strip * strip_stride + row * scores.stride, scores.stride, false);
     }
 }
 
-// out (queries, columns) += tile (keys, queries)ᵀ · right (keys, columns), only over keys that register tiles
-// of queries see. `left` is scratch for the tile's transpose.
-inline void add_transposed(Isa isa, Band band, Range queries, Range keys, const float* tile, float* left,
-                           Right right, int64_t columns, Rows out) {
-    const Left packed = pack_left(isa, true, queries.size(), keys.size(), tile, kQueries, left);
+// out (width, kQueries) += left (width, keys) · tile (keys, queries), only over keys that panels of queries
+// see.
+inline void add_transposed(Isa isa, Band band, Range queries, Range keys, Left left, Right tile,
+                           int64_t width, float* out) {
+    const int64_t columns = tile_columns(isa);
     if (band.dense(queries, keys)) {
-        multiply(isa, queries.size(), columns, keys.size(), packed, right, out.data, out.stride, true);
+        multiply(isa, width, round_up(queries.size(), columns), keys.size(), left, tile, out, kQueries, true);
         return;
     }
-    const int64_t step = tile_rows(isa);
-    for (int64_t row = 0; row < queries.size(); row += step) {
-        const Range some{queries.begin + row, std::min(queries.begin + row + step, queries.end)};
+    for (int64_t column = 0; column < queries.size(); column += columns) {
+        const Range some{queries.begin + column, std::min(queries.begin + column + columns, queries.end)};
         const Range seen = intersection(band.keys_of(some), keys);
         if (seen.empty()) continue;
         const int64_t first = seen.begin - keys.begin;
-        multiply(isa, some.size(), columns, seen.size(), left_at(isa, packed, row, first),
-                 right_at(isa, right, first, 0), out.data + row * out.stride, out.stride, true);
+        multiply(isa, width, columns, seen.size(), left_at(isa, left, 0, first),
+                 right_at(isa, tile, first, column), out + column, kQueries, true);
     }
 }
 
@@ -199,6 +237,22 @@ inline void add_plain(Isa isa, Band band, Range queries, Range keys, const float
         const int64_t first = seen.begin - queries.begin;
         multiply(isa, some.size(), columns, seen.size(), left_at(isa, left, row, first),
                  right_at(isa, right, first, 0), out.data + row * out.stride, out.stride, true);
+    }
+}
+
+// Rows of T from their transpose (width, kQueries), times factors[row · step]. `scratch` holds
+// transposed_floats.
+inline int64_t transposed_floats(Isa isa, int64_t width) {
+    return packed_right_floats(isa, kQueries, width) + kLanes;
+}
+template <class T>
+void store_transposed(Isa isa, const float* from, float* scratch, int64_t count, int64_t width, T* to,
+                      int64_t to_stride, const float* factors, int64_t step) {
+    const int64_t columns = tile_columns(isa);
+    const Right panels = pack_right(isa, true, count, width, from, kQueries, scratch);
+    for (int64_t column = 0; column < width; column += columns) {
+        with_isa<StoreRowsBody>(isa, right_at(isa, panels, 0, column).data, columns, to + column, to_stride,
+                                count, std::min(columns, width - column), factors, step);
     }
 }
 
