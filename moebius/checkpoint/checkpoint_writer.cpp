@@ -140,8 +140,14 @@ void CheckpointWriter::put_in_place() {
     } else if (!files_.exchange(partial_, final_)) {
         // One of the same step (damaged, or of another run) is there, and the file system can't swap two
         // names.
-        files_.rename(final_, final_.string() + kReplaced);
-        files_.rename(partial_, final_);
+        const Path replaced = final_.string() + kReplaced;
+        files_.rename(final_, replaced);
+        try {
+            files_.rename(partial_, final_);
+        } catch (const Error&) {
+            files_.rename(replaced, final_);
+            throw;
+        }
     }
     files_.sync_directory(options_.directory);
 }

@@ -88,44 +88,72 @@ bool is_imported(StateKind kind) {
     return kind == StateKind::Weight || kind == StateKind::Master || kind == StateKind::Buffer;
 }
 
+// One range to be read.
+struct Transfer {
+    WeightFiles::Located place;
+    int64_t begin = 0;  // in the external tensor
+    View destination;
+};
+
+class Planner {
+  public:
+    Planner(const WeightFiles& weights, const NameLayout& layout, const std::vector<StateEntry>& entries,
+            Conversion conversion)
+        : weights_(weights), layout_(layout), conversion_(conversion) {
+        check_pieces(layout.pieces);
+        for (const StateEntry& entry : entries)
+            if (is_imported(entry.kind)) by_name_.emplace(entry.slice.name, &entry);
+    }
+
+    std::vector<Transfer> plan() {
+        for (const ExportPiece& piece : layout_.pieces) {
+            const auto place = weights_.find(piece.external_name);
+            if (place.file != nullptr) check_tensor(place, piece);
+            const auto [first, last] = by_name_.equal_range(piece.internal_name);
+            for (auto it = first; it != last; ++it) add(place, piece, *it->second);
+        }
+        for (const auto& [name, entry] : by_name_)
+            MOEBIUS_CHECK(entry->kind == StateKind::Buffer || filled_[entry] == entry->slice.count, "layout ",
+                          layout_.name, " fills ", filled_[entry], " of ", entry->slice.count,
+                          " elements of ", name);
+        return std::move(transfers_);
+    }
+
+  private:
+    void add(const WeightFiles::Located& place, const ExportPiece& piece, const StateEntry& entry) {
+        const Range common =
+            intersect({piece.internal_begin, piece.count}, {entry.slice.begin, entry.slice.count});
+        if (common.count == 0) return;
+        filled_[&entry] += common.count;
+        if (place.file == nullptr) return;
+        check_conversion(place, entry, conversion_);
+        transfers_.push_back({place, piece.external_begin + common.begin - piece.internal_begin,
+                              elements(entry.view, common.begin - entry.slice.begin, common.count)});
+    }
+
+    const WeightFiles& weights_;
+    const NameLayout& layout_;
+    Conversion conversion_;
+    std::multimap<std::string, const StateEntry*> by_name_;
+    std::map<const StateEntry*, int64_t> filled_;
+    std::vector<Transfer> transfers_;
+};
+
 }  // namespace
 
 ImportReport import_model(FileSystem& files, const Path& folder, const std::vector<NameLayout>& alternatives,
                           const std::vector<StateEntry>& entries, Conversion conversion) {
     const WeightFiles weights(files, folder);
     const auto [layout, mismatch] = choose_layout(weights, alternatives);
-    check_pieces(layout->pieces);
-    // Shapes of all tensors before the first byte is read: a wrong folder leaves the entries as they were.
-    for (const ExportPiece& piece : layout->pieces)
-        if (const auto place = weights.find(piece.external_name); place.file != nullptr)
-            check_tensor(place, piece);
-    std::multimap<std::string, const StateEntry*> by_name;
-    for (const StateEntry& entry : entries)
-        if (is_imported(entry.kind)) by_name.emplace(entry.slice.name, &entry);
+    // All is compared before the first byte is read: a folder that does not fit leaves the entries as they
+    // were.
+    const std::vector<Transfer> transfers = Planner(weights, *layout, entries, conversion).plan();
     ImportReport report{.layout = layout->name, .absent = mismatch.absent, .types = {}};
-    std::map<const StateEntry*, int64_t> filled;
-    for (const ExportPiece& piece : layout->pieces) {
-        const auto place = weights.find(piece.external_name);
-        const auto [first, last] = by_name.equal_range(piece.internal_name);
-        for (auto it = first; it != last; ++it) {
-            const StateEntry& entry = *it->second;
-            const Range common =
-                intersect({piece.internal_begin, piece.count}, {entry.slice.begin, entry.slice.count});
-            if (common.count == 0) continue;
-            filled[&entry] += common.count;
-            if (place.file == nullptr) continue;
-            check_conversion(place, entry, conversion);
-            if (std::find(report.types.begin(), report.types.end(), place.tensor->type) == report.types.end())
-                report.types.push_back(place.tensor->type);
-            place.file->read(*place.tensor, piece.external_begin + common.begin - piece.internal_begin,
-                             common.count,
-                             elements(entry.view, common.begin - entry.slice.begin, common.count));
-        }
+    for (const auto& [place, begin, destination] : transfers) {
+        if (std::find(report.types.begin(), report.types.end(), place.tensor->type) == report.types.end())
+            report.types.push_back(place.tensor->type);
+        place.file->read(*place.tensor, begin, destination.numel(), destination);
     }
-    for (const auto& [name, entry] : by_name)
-        MOEBIUS_CHECK(entry->kind == StateKind::Buffer || filled[entry] == entry->slice.count, "layout ",
-                      layout->name, " fills ", filled[entry], " of ", entry->slice.count, " elements of ",
-                      name);
     return report;
 }
 
