@@ -24,7 +24,7 @@ struct Cost {
 };
 
 // op → variant forced by name (`kernels.<op>`).
-using ForcedVariants = std::map<std::string, std::string, std::less<>>;
+using ForcedVariants = std::map<std::string, std::string>;
 
 // Which variant each op took, and why not the rows above it. One entry an (op, choice).
 class VariantLog {

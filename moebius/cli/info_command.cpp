@@ -1,0 +1,73 @@
+// moebius info: what this build is, what the machine has, which variants each op can take.
+#include <fmt/format.h>
+
+#include "moebius/base/version.h"
+#include "moebius/cli/command.h"
+#include "moebius/cli/licenses.h"
+#include "moebius/cli/terminal.h"
+#include "moebius/comm/registry.h"
+#include "moebius/models/family.h"
+#include "moebius/ops/registry.h"
+#include "moebius/train/resolve.h"
+#include "moebius/train/run_folder.h"
+
+namespace moebius::cli {
+namespace {
+
+std::string list(const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+    return text;
+}
+
+class InfoCommand : public Command {
+  public:
+    std::string name() const override { return "info"; }
+    std::string help() const override { return "Print the build, the devices, the variants of every op"; }
+    void declare(Arguments& arguments) override {
+        arguments.flag("--licenses", licenses_, "Print the licences of what is inside");
+    }
+    int run(const std::vector<std::string>&) override {
+        install_signals();
+        if (licenses_) {
+            print_raw(std::string(third_party_text()));
+            return 0;
+        }
+        const BuildInfo& build = build_info();
+        print(fmt::format("moebius      {}", build.text));
+        print(fmt::format("build        {}, {}{}", build.compiler, build.build_type,
+                          build.cuda ? ", CUDA" : ", CPU only"));
+        const Device device = Device::cpu_from_environment();
+        print(fmt::format("cpu          {}, {} CPUs, instructions {} (of {}; MOEBIUS_CPU_ISA forces one)",
+                          device.description(), train::available_cpus(), moebius::name(device.isa()),
+                          moebius::name(detect_isa())));
+        print(fmt::format("gpu          {}", build.cuda ? "see device" : "none: this build has no CUDA"));
+        print("libraries    " + list(train::library_versions()));
+        std::vector<std::string> backends;
+        for (const CommBackend& backend : comm_backends()) {
+            backends.push_back(backend.name + (backend.make ? "" : " (not in this build)"));
+        }
+        print("collectives  " + list(backends));
+        print("families     " + list(models::family_names()));
+        print("variants (kernels.<op>=<variant> forces one)");
+        for (const ops::OpInfo& op : ops::registry()) {
+            std::vector<std::string> variants;
+            for (const ops::VariantInfo& v : op.variants) {
+                variants.push_back(v.name + (v.in_build ? "" : " (not in this build)"));
+            }
+            print(fmt::format("  {:<22} {}", op.name, list(variants)));
+        }
+        return 0;
+    }
+
+  private:
+    bool licenses_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> info_command() {
+    return std::make_unique<InfoCommand>();
+}
+
+}  // namespace moebius::cli

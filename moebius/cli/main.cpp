@@ -1,0 +1,80 @@
+// The program: parses, catches, exits. Commands are in files of their own.
+#include <CLI/CLI.hpp>
+
+#include <cstdlib>
+#include <new>
+
+#include "moebius/base/error.h"
+#include "moebius/base/version.h"
+#include "moebius/cli/command.h"
+#include "moebius/cli/terminal.h"
+
+namespace moebius::cli {
+namespace {
+
+constexpr int kUserError = 1, kUsageError = 2, kInternalError = 3;
+
+class CliArguments : public Arguments {
+  public:
+    explicit CliArguments(CLI::App& app) : app_(app) {}
+    void option(const std::string& name, std::string& value, const std::string& help,
+                bool required) override {
+        auto* added = app_.add_option(name, value, help);
+        if (required) added->required();
+    }
+    void number(const std::string& name, int& value, const std::string& help) override {
+        app_.add_option(name, value, help);
+    }
+    void flag(const std::string& name, bool& value, const std::string& help) override {
+        app_.add_flag(name, value, help);
+    }
+    void rest(const std::string& name, std::vector<std::string>& values, const std::string& help) override {
+        app_.add_option(name, values, help);
+    }
+    void footer(std::function<std::string()> text) override { app_.footer(std::move(text)); }
+
+  private:
+    CLI::App& app_;
+};
+
+int run(int argc, char** argv) {
+    CLI::App app{"Moebius trains mixture-of-experts models for genomes and proteins.", "moebius"};
+    app.set_version_flag("--version", "moebius " + std::string(build_info().text));
+    app.require_subcommand(1);
+    const auto commands = all_commands();
+    std::vector<CLI::App*> parsers;
+    for (const auto& command : commands) {
+        parsers.push_back(app.add_subcommand(command->name(), command->help()));
+        CliArguments arguments(*parsers.back());
+        command->declare(arguments);
+    }
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) == 0 ? 0 : kUsageError;
+    }
+    const std::vector<std::string> command_line(argv, argv + argc);
+    for (size_t i = 0; i < commands.size(); ++i) {
+        if (parsers[i]->parsed()) return commands[i]->run(command_line);
+    }
+    return kUsageError;
+}
+
+}  // namespace
+}  // namespace moebius::cli
+
+int main(int argc, char** argv) {
+    using namespace moebius;
+    try {
+        return cli::run(argc, argv);
+    } catch (const Error& error) {
+        cli::print_error(std::string("error: ") + error.what());
+        return cli::kUserError;
+    } catch (const std::bad_alloc&) {
+        cli::print_error("error: out of memory");
+        return cli::kUserError;
+    } catch (const std::exception& error) {
+        cli::print_error(std::string("internal error: ") + error.what());
+        return cli::kInternalError;
+    }
+}

@@ -1,0 +1,86 @@
+#include "moebius/cli/terminal.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+
+#include "moebius/base/log.h"
+
+namespace moebius::cli {
+namespace {
+
+std::atomic<bool> stop_flag{false};
+std::atomic<bool> closed{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
+
+void on_signal(int signal) {
+    if (stop_flag.exchange(true)) _exit(128 + signal);
+    constexpr char kText[] = "\nstopping after this step (again: at once)\n";
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, kText, sizeof kText - 1);
+}
+
+}  // namespace
+
+void print_raw(const std::string& text) {
+    if (closed.load()) return;
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+        closed.store(true);
+        stop_flag.store(true);
+    }
+}
+
+void print(const std::string& line) {
+    print_raw(line + "\n");
+}
+
+bool output_closed() {
+    return closed.load();
+}
+
+bool output_is_terminal() {
+    return isatty(STDOUT_FILENO) == 1;
+}
+
+void print_error(const std::string& text) {
+    std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+const std::atomic<bool>& install_signals() {
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGTERM, &action, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+    set_log_sink([](LogLevel level, std::string_view line) {
+        if (level == LogLevel::Debug) return;
+        const char* prefix = level == LogLevel::Warning ? "warning: "
+                             : level == LogLevel::Error ? "error: "
+                                                        : "";
+        std::fprintf(stderr, "%s%.*s\n", prefix, static_cast<int>(line.size()), line.data());
+    });
+    return stop_flag;
+}
+
+void request_stop() {
+    stop_flag.store(true);
+}
+
+std::vector<std::filesystem::path> shipped_config_dirs() {
+    std::error_code error;
+    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+    std::vector<std::filesystem::path> dirs;
+    // A build folder lies inside the source tree, at build/<preset>/bin or build/bin.
+    std::filesystem::path up = program.parent_path();
+    for (int level = 0; level < 4 && up.has_relative_path(); ++level, up = up.parent_path()) {
+        for (const auto& candidate : {up / "configs", up / "share" / "moebius" / "configs"}) {
+            if (std::filesystem::is_directory(candidate / "models", error)) dirs.push_back(candidate);
+        }
+    }
+    return dirs;
+}
+
+}  // namespace moebius::cli

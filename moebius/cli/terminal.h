@@ -1,0 +1,26 @@
+// Standard output and error, signals, and where the program lies.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace moebius::cli {
+
+// Prints a line to stdout. A reader that went away (EPIPE) is remembered, not fatal: see output_closed().
+void print(const std::string& line);
+void print_raw(const std::string& text);
+bool output_closed();
+bool output_is_terminal();
+void print_error(const std::string& text);
+
+// SIGINT and SIGTERM set the flag once; a second one ends the process at once. SIGPIPE is ignored. The log's
+// sink becomes stderr.
+const std::atomic<bool>& install_signals();
+void request_stop();
+
+// configs/ beside the source tree's build folder, or share/moebius/configs of an installation.
+std::vector<std::filesystem::path> shipped_config_dirs();
+
+}  // namespace moebius::cli

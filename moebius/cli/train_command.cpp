@@ -1,0 +1,96 @@
+// moebius train: from a configuration to a trained model, with a progress line.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "moebius/base/error.h"
+#include "moebius/cli/configuration.h"
+#include "moebius/cli/terminal.h"
+#include "moebius/train/trainer.h"
+
+namespace moebius::cli {
+namespace {
+
+std::string duration(double seconds) {
+    const auto total = static_cast<int64_t>(seconds + 0.5);
+    if (total >= 3600) return fmt::format("{}h{:02}m", total / 3600, total / 60 % 60);
+    return fmt::format("{}m{:02}s", total / 60, total % 60);
+}
+
+// On a terminal one line that is written over; elsewhere a plain line a metrics window.
+class TerminalSink : public train::Sink {
+  public:
+    void note(const std::string& line) override { put(line); }
+    void progress(const train::Progress& p) override {
+        const std::string line =
+            fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  |g| {:.2f}  {:>7.0f} tok/s  {} left", p.step,
+                        std::to_string(p.total_steps).size(), p.total_steps, p.loss, p.learning_rate,
+                        p.grad_norm, p.tokens_per_second, duration(p.seconds_left));
+        if (!terminal_) {
+            if (p.window_end) print(line);
+            return;
+        }
+        print_raw("\r" + line + "\033[K");
+        open_ = true;
+        if (p.window_end) put("");
+    }
+    void validation(const train::ValidationReport& v) override {
+        std::string line = fmt::format("step {}  held-out loss {:.4f} (perplexity {:.3f}, {} bases)", v.step,
+                                       v.loss, std::exp(v.loss), v.labels);
+        if (v.order1 > 0) {
+            line += fmt::format("\n  count models of the same training bases: order 1 {:.4f}, order 3 {:.4f}",
+                                v.order1, v.order3);
+        }
+        put(line);
+    }
+    void saved(const std::string& path, int64_t) override { put("checkpoint " + path); }
+
+  private:
+    void put(const std::string& line) {
+        if (open_) print_raw(line.empty() ? "\n" : "\r\033[K");
+        open_ = false;
+        if (!line.empty()) print(line);
+    }
+    const bool terminal_ = output_is_terminal();
+    bool open_ = false;  // the cursor stands in a progress line
+};
+
+class TrainCommand : public Command {
+  public:
+    std::string name() const override { return "train"; }
+    std::string help() const override { return "Train a model"; }
+    void declare(Arguments& arguments) override { arguments_.declare(arguments); }
+    int run(const std::vector<std::string>& command_line) override {
+        TerminalSink sink;
+        train::TrainOptions options{.loaded = config::load(arguments_.options()),
+                                    .config_dirs = shipped_config_dirs(),
+                                    .command_line = command_line,
+                                    .stop = &install_signals(),
+                                    .sink = &sink};
+        if (!arguments_.config_path.empty()) {
+            options.config_dirs.insert(options.config_dirs.begin(), arguments_.config_path);
+        }
+        const train::TrainResult result = train::train(options);
+        if (output_closed()) {
+            throw Error(fmt::format("standard output was closed: stopped after step {}, saved in {}",
+                                    result.last_step, result.checkpoint));
+        }
+        if (result.already_complete) return 0;
+        const int64_t steps = result.last_step - result.first_step;
+        print(fmt::format("{} after {} steps in {}; checkpoint {}", result.stopped ? "stopped" : "done",
+                          steps, duration(result.seconds), result.checkpoint));
+        if (result.stopped) print("the same command goes on from here");
+        return 0;
+    }
+
+  private:
+    ConfigurationArguments arguments_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> train_command() {
+    return std::make_unique<TrainCommand>();
+}
+
+}  // namespace moebius::cli

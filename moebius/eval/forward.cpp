@@ -1,0 +1,235 @@
+#include "moebius/eval/forward.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "moebius/base/error.h"
+#include "moebius/checkpoint/safetensors.h"
+#include "moebius/comm/registry.h"
+#include "moebius/eval/evaluator.h"
+
+namespace moebius::eval {
+namespace {
+
+using checkpoint::SafetensorsReader;
+
+// A batch as Hugging Face takes it, flattened.
+struct Input {
+    Shape shape;  // of input_ids
+    std::vector<int32_t> tokens, targets, positions, cu_seqlens;
+    int64_t max_seqlen = 0, labels = 0;
+    bool has_labels = false;
+};
+
+std::vector<int32_t> read_integers(const SafetensorsReader& file, const std::string& name) {
+    const checkpoint::TensorInfo& info = file.at(name);
+    std::vector<int32_t> values(static_cast<size_t>(info.shape.numel()));
+    file.read(info, 0, info.shape.numel(), View(values.data(), DType::I32, {info.shape.numel()}));
+    return values;
+}
+
+void set_borders(Input& in, const SafetensorsReader& file) {
+    const int64_t tokens = in.shape.numel();
+    if (file.find("cu_seqlens") == nullptr) {
+        const int64_t length = in.shape[in.shape.rank() - 1];
+        for (int64_t at = 0; at <= tokens; at += length) in.cu_seqlens.push_back(static_cast<int32_t>(at));
+        return;
+    }
+    in.cu_seqlens = read_integers(file, "cu_seqlens");
+    const bool ascending = std::is_sorted(in.cu_seqlens.begin(), in.cu_seqlens.end());
+    if (in.cu_seqlens.empty() || in.cu_seqlens.front() != 0 || in.cu_seqlens.back() != tokens || !ascending) {
+        throw Error(fmt::format("{}: cu_seqlens must ascend from 0 to the number of tokens, {}",
+                                file.path().string(), tokens));
+    }
+}
+
+Input read_input(const ForwardOptions& o, const nn::DecoderOptions& model) {
+    const SafetensorsReader file(checkpoint::real_file_system(), o.input);
+    Input in;
+    in.shape = file.at("input_ids").shape;
+    if (in.shape.rank() < 1 || in.shape.rank() > 2 || in.shape.numel() == 0) {
+        throw Error(fmt::format("{}: input_ids is {}, not (batch, sequence) or (tokens)", o.input.string(),
+                                in.shape.str()));
+    }
+    in.tokens = read_integers(file, "input_ids");
+    for (size_t i = 0; i < in.tokens.size(); ++i) {
+        if (in.tokens[i] < 0 || in.tokens[i] >= model.vocab) {
+            throw Error(fmt::format("{}: input_ids[{}] = {} is outside the vocabulary of {}",
+                                    o.input.string(), i, in.tokens[i], model.vocab));
+        }
+    }
+    set_borders(in, file);
+    in.positions.resize(in.tokens.size());
+    for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
+        const int32_t begin = in.cu_seqlens[s], end = in.cu_seqlens[s + 1];
+        in.max_seqlen = std::max<int64_t>(in.max_seqlen, end - begin);
+        for (int32_t i = begin; i < end; ++i) in.positions[static_cast<size_t>(i)] = i - begin;
+    }
+    in.has_labels = file.find("labels") != nullptr;
+    if (!in.has_labels) return in;
+    const std::vector<int32_t> labels = read_integers(file, "labels");
+    if (file.at("labels").shape != in.shape) {
+        throw Error(fmt::format("{}: labels are {}, input_ids {}", o.input.string(),
+                                file.at("labels").shape.str(), in.shape.str()));
+    }
+    // The target of a token is the label of the next one in its sequence.
+    in.targets.assign(in.tokens.size(), data::kIgnore);
+    for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
+        for (int32_t i = in.cu_seqlens[s]; i + 1 < in.cu_seqlens[s + 1]; ++i) {
+            const int32_t label = labels[static_cast<size_t>(i) + 1];
+            if (label != data::kIgnore && (label < 0 || label >= model.vocab)) {
+                throw Error(fmt::format("{}: labels[{}] = {} is neither -100 nor in the vocabulary of {}",
+                                        o.input.string(), i + 1, label, model.vocab));
+            }
+            in.targets[static_cast<size_t>(i)] = label;
+            if (label != data::kIgnore) ++in.labels;
+        }
+    }
+    return in;
+}
+
+// Results on the host, in the order they are written.
+class Results : public nn::Observer {
+  public:
+    void add(const std::string& name, Shape shape, const View& value, float factor = 1.0f) {
+        Entry entry{name, shape, value.dtype == DType::I32 ? DType::I64 : DType::F32, {}};
+        entry.bytes.resize(static_cast<size_t>(bytes_of(entry.dtype, shape.numel())));
+        for (int64_t i = 0; i < shape.numel(); ++i) {
+            if (value.dtype == DType::I32) {
+                reinterpret_cast<int64_t*>(entry.bytes.data())[i] = value.as<int32_t>()[i];
+            } else {
+                const float x =
+                    value.dtype == DType::BF16 ? to_float(value.as<BF16>()[i]) : value.as<float>()[i];
+                reinterpret_cast<float*>(entry.bytes.data())[i] = factor * x;
+            }
+        }
+        entries_.push_back(std::move(entry));
+    }
+    void record(const std::string& name, const View& value, const Exec&) override {
+        add(name, value.shape, value);
+    }
+
+    void write(const std::filesystem::path& path) const {
+        checkpoint::FileSystem& files = checkpoint::real_file_system();
+        std::filesystem::path temporary = path;
+        temporary += ".tmp";
+        std::filesystem::remove(temporary);
+        std::vector<checkpoint::PlannedTensor> plan;
+        for (const Entry& e : entries_) plan.push_back({e.name, e.dtype, e.shape});
+        checkpoint::SafetensorsWriter writer(files, temporary, plan, {{"format", "pt"}});
+        for (size_t i = 0; i < entries_.size(); ++i) {
+            const Entry& e = entries_[i];
+            writer.write(i, 0, View(const_cast<char*>(e.bytes.data()), e.dtype, {e.shape.numel()}));
+        }
+        writer.finish();
+        files.rename(temporary, path);
+    }
+
+  private:
+    struct Entry {
+        std::string name;
+        Shape shape;
+        DType dtype;
+        std::vector<char> bytes;
+    };
+    std::vector<Entry> entries_;
+};
+
+Tensor upload(const char* name, std::vector<int32_t>& values, const Exec& exec) {
+    Tensor tensor = Tensor::empty(name, {static_cast<int64_t>(values.size())}, DType::I32, exec);
+    copy_from_host(tensor, values.data(), exec);
+    return tensor;
+}
+
+void add_gradients(const models::Model& model, int64_t labels, Results& results) {
+    const float factor = 1.0f / static_cast<float>(std::max<int64_t>(1, labels));
+    // Under the names of every layout: of Hugging Face's modules and of its files.
+    std::set<std::string> done;
+    for (const checkpoint::NameLayout& layout : model.layouts()) {
+        for (const checkpoint::ExportPiece& piece : layout.pieces) {
+            if (!done.insert(piece.external_name).second) continue;
+            const Parameter* p = model.parameters().find(piece.internal_name);
+            const View flat =
+                p->main_grad.reshaped({p->main_grad.numel()}).rows(piece.internal_begin, piece.count);
+            results.add("grad." + piece.external_name, piece.external_shape, flat, factor);
+        }
+    }
+}
+
+}  // namespace
+
+ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
+    models::Model model(config::ModelConfig::load(o.model.string(), {}), o.model_options);
+    Input in = read_input(o, model.options());
+    if (o.gradients && in.labels == 0) {
+        throw Error(fmt::format("{}: --gradients needs labels that are not all -100", o.input.string()));
+    }
+    model.place({.dtype = o.dtype, .train = o.gradients, .gradients_only = true}, exec);
+    ForwardSummary summary;
+    summary.layout = model.load(o.model, exec).layout;
+
+    Results results;
+    const std::unique_ptr<Communicator> world = make_communicator("self");
+    DeviceScalars scalars(exec);
+    nn::Run run{.exec = exec,
+                .dtype = o.dtype,
+                .fusion = o.fusion,
+                .scalars = scalars.view,
+                .observer = &results,
+                .world = world.get()};
+    run.pass = {.training = false, .save = o.gradients, .count = true};
+    const Tensor tokens = upload("tokens", in.tokens, exec),
+                 positions = upload("positions", in.positions, exec);
+    const Tensor borders = upload("cu_seqlens", in.cu_seqlens, exec);
+    const Tensor targets = in.has_labels ? upload("targets", in.targets, exec) : Tensor();
+    run.batch = {.tokens = tokens,
+                 .targets = targets,
+                 .positions = positions,
+                 .cu_seqlens = borders,
+                 .max_seqlen = in.max_seqlen};
+    const float labels = static_cast<float>(in.labels);
+    copy_from_host(scalars.view.aux_scale, &labels, exec);
+
+    const int64_t count = in.shape.numel(), vocab = model.options().vocab;
+    Tensor logits = Tensor::empty("logits", {count, vocab}, DType::F32, exec);
+    Tensor token_loss = Tensor::zeros("token_loss", {count}, DType::F32, exec);
+    Tensor loss_sum = Tensor::zeros("loss_sum", {1}, DType::F32, exec);
+    Tensor aux_loss = Tensor::zeros("aux_loss", {1}, DType::F32, exec);
+    Tensor z_loss = Tensor::zeros("z_loss", {1}, DType::F32, exec);
+    model.parameters().begin_step();
+    nn::DecoderContext context =
+        model.decoder().forward({.loss = {.token_loss = token_loss, .loss_sum = loss_sum, .logits = logits},
+                                 .aux_loss = aux_loss,
+                                 .z_loss = z_loss},
+                                run);
+    Shape logits_shape = in.shape;
+    logits_shape.push_back(vocab);
+    results.add("logits", logits_shape, logits.view());
+    const nn::AuxLossOptions& aux = model.options().aux;
+    const float aux_value = *aux_loss.view().as<float>();
+    if (in.has_labels) {
+        const float mean = *loss_sum.view().as<float>() / std::max(1.0f, labels);
+        float loss = mean + aux_value + *z_loss.view().as<float>();
+        summary.loss = static_cast<double>(loss);
+        results.add("loss", {}, View(&loss, DType::F32, {1}));
+    }
+    if (aux.coeff != 0) {
+        float unweighted = aux_value / aux.coeff;
+        results.add("aux_loss", {}, View(&unweighted, DType::F32, {1}));
+    }
+    if (o.gradients) {
+        model.decoder().backward(std::move(context), run);
+        model.parameters().finish_gradients(exec);
+        add_gradients(model, in.labels, results);
+    }
+    results.write(o.output);
+    summary.tokens = count;
+    summary.sequences = static_cast<int64_t>(in.cu_seqlens.size()) - 1;
+    summary.labels = in.labels;
+    return summary;
+}
+
+}  // namespace moebius::eval

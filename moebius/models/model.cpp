@@ -1,0 +1,43 @@
+#include "moebius/models/model.h"
+
+#include <algorithm>
+
+namespace moebius::models {
+
+Model::Model(config::ModelConfig config, const ModelOptions& options)
+    : config_(std::move(config)),
+      family_(&family_of(config_)),
+      options_(family_->decoder_options(config_, options)),
+      decoder_(std::make_unique<nn::Decoder>(parameters_, options_)) {}
+
+void Model::place(const PlaceOptions& options, const Exec& exec) {
+    parameters_.place(options, exec);
+    decoder_->place(exec);
+}
+
+checkpoint::ImportReport Model::load(const std::filesystem::path& folder, const Exec& exec) {
+    checkpoint::ImportReport report =
+        checkpoint::import_model(checkpoint::real_file_system(), folder, layouts(), parameters_.state(false));
+    parameters_.masters_from_values(exec);
+    return report;
+}
+
+int64_t Model::active_parameters() const {
+    const nn::AttentionOptions& a = options_.layer.attention;
+    const nn::GroupedMlpOptions& e = options_.layer.moe.experts;
+    const int64_t attention = a.hidden * (2 * a.heads + 2 * a.kv_heads) * a.head_dim;
+    const int64_t experts = options_.layer.moe.router.topk * 3 * e.hidden * e.intermediate;
+    const int64_t router = e.experts * e.hidden;
+    return options_.layers * (attention + experts + router) + options_.vocab * a.hidden;
+}
+
+double Model::flops_per_token(int64_t length) const {
+    const nn::AttentionOptions& a = options_.layer.attention;
+    const int64_t window = a.window > 0 ? std::min(a.window, length) : length;
+    // Two products of window · head_dim a query head, half of them masked where the window is the sequence.
+    const double keys = window == length ? 0.5 * static_cast<double>(length) : static_cast<double>(window);
+    const double core = 4.0 * keys * static_cast<double>(a.heads * a.head_dim);
+    return 6.0 * static_cast<double>(active_parameters()) + 3.0 * static_cast<double>(options_.layers) * core;
+}
+
+}  // namespace moebius::models

@@ -1,0 +1,45 @@
+// A model with its parameters: declared, placed, filled or loaded.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "moebius/checkpoint/model_folder.h"
+#include "moebius/models/family.h"
+
+namespace moebius::models {
+
+class Model {
+  public:
+    // Declares everything; no memory yet.
+    Model(config::ModelConfig config, const ModelOptions& options);
+
+    // Memory for parameters, statistics and buffers.
+    void place(const PlaceOptions& options, const Exec& exec);
+    // Weights from a Hugging Face folder, in any layout that the family reads. Throws Error naming the tensor
+    // and the file: missing, extra, mis-shaped, truncated.
+    checkpoint::ImportReport load(const std::filesystem::path& folder, const Exec& exec);
+
+    const config::ModelConfig& config() const { return config_; }
+    const Family& family() const { return *family_; }
+    ParameterSet& parameters() { return parameters_; }
+    const ParameterSet& parameters() const { return parameters_; }
+    nn::Decoder& decoder() { return *decoder_; }
+    const nn::DecoderOptions& options() const { return options_; }
+    std::vector<checkpoint::NameLayout> layouts() const { return family_->layouts(options_); }
+
+    // Matrix parameters that one token passes: lm_head and router included, no input embedding, no norms.
+    int64_t active_parameters() const;
+    // FLOPs of forward and backward for one token in a sequence of `length`, attention's causal half
+    // included.
+    double flops_per_token(int64_t length) const;
+
+  private:
+    config::ModelConfig config_;
+    const Family* family_;
+    nn::DecoderOptions options_;
+    ParameterSet parameters_;
+    std::unique_ptr<nn::Decoder> decoder_;
+};
+
+}  // namespace moebius::models

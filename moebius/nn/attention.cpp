@@ -1,0 +1,106 @@
+#include "moebius/nn/attention.h"
+
+#include <cmath>
+
+#include "moebius/ops/attention/attention.h"
+#include "moebius/ops/rope/rope.h"
+
+namespace moebius::nn {
+namespace {
+
+struct AttentionContext : Context {
+    ContextPtr qkv, out;
+    Tensor rotated;  // (T, (heads + 2 kv_heads) · head_dim): q and k after rotation, v
+    Tensor y, lse;
+    int64_t bytes() const override {
+        return (qkv ? qkv->bytes() : 0) + rotated.view().bytes() + y.view().bytes() + lse.view().bytes();
+    }
+};
+
+struct Heads {
+    View q, k, v;  // (T, heads, head_dim), strided over tokens
+};
+
+Heads split(const View& qkv, const AttentionOptions& o) {
+    const int64_t q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim;
+    return {qkv.columns(0, q).split_last(o.head_dim), qkv.columns(q, kv).split_last(o.head_dim),
+            qkv.columns(q + kv, kv).split_last(o.head_dim)};
+}
+
+void rotate(const View& qkv, const AttentionOptions& o, bool inverse, Run& run) {
+    // q and k lie side by side: their heads are rotated in one go.
+    const View heads = qkv.columns(0, (o.heads + o.kv_heads) * o.head_dim).split_last(o.head_dim);
+    ops::rope({.x = heads,
+               .positions = run.batch.positions,
+               .out = heads,
+               .theta = o.rope_theta,
+               .inverse = inverse},
+              run.exec);
+}
+
+ops::AttentionShape shape_of(const AttentionOptions& o, const Run& run) {
+    return {.cu_seqlens = run.batch.cu_seqlens,
+            .max_seqlen = run.batch.max_seqlen,
+            .window = o.window,
+            .scale = 1.0f / std::sqrt(static_cast<float>(o.head_dim))};
+}
+
+}  // namespace
+
+Attention::Attention(ParameterSet& parameters, const std::string& name, const AttentionOptions& o)
+    : options_(o),
+      qkv_(parameters.declare({.name = name + ".qkv",
+                               .shape = {(o.heads + 2 * o.kv_heads) * o.head_dim, o.hidden},
+                               .init_std = o.init_std})),
+      out_(parameters.declare(
+          {.name = name + ".out", .shape = {o.hidden, o.heads * o.head_dim}, .init_std = o.out_init_std})) {}
+
+Forward Attention::forward(Activation x, Run& run) {
+    const int64_t tokens = x.high.shape()[0];
+    Forward projected = qkv_.forward(std::move(x), run);
+    const Tensor& qkv = projected.y.high;
+    rotate(qkv, options_, false, run);
+    const Heads heads = split(qkv, options_);
+    // Tokens past the last sequence are not written by attention; the output projection reads them.
+    Tensor y =
+        Tensor::zeros("attention.y", {tokens, options_.heads * options_.head_dim}, run.dtype, run.exec);
+    Tensor lse = Tensor::empty("attention.lse", {options_.heads, tokens}, DType::F32, run.exec);
+    ops::attention({.shape = shape_of(options_, run),
+                    .q = heads.q,
+                    .k = heads.k,
+                    .v = heads.v,
+                    .out = y.view().split_last(options_.head_dim),
+                    .lse = lse},
+                   run.exec);
+    Forward out = out_.forward({y}, run);
+    if (!run.pass.save) return {out.y, nullptr};
+    auto context = std::make_unique<AttentionContext>();
+    context->qkv = std::move(projected.context);
+    context->out = std::move(out.context);
+    context->rotated = qkv;
+    context->y = y;
+    context->lse = lse;
+    return {out.y, std::move(context)};
+}
+
+Activation Attention::backward(ContextPtr opaque, Activation dy, Run& run) {
+    auto context = take<AttentionContext>(std::move(opaque));
+    const Activation dattention = out_.backward(std::move(context->out), std::move(dy), run);
+    Tensor dqkv = Tensor::zeros("attention.dqkv", context->rotated.shape(), run.dtype, run.exec);
+    const Heads heads = split(context->rotated, options_), gradients = split(dqkv, options_);
+    ops::attention_backward({.shape = shape_of(options_, run),
+                             .q = heads.q,
+                             .k = heads.k,
+                             .v = heads.v,
+                             .out = context->y.view().split_last(options_.head_dim),
+                             .lse = context->lse,
+                             .dout = dattention.high.view().split_last(options_.head_dim),
+                             .dq = gradients.q,
+                             .dk = gradients.k,
+                             .dv = gradients.v},
+                            run.exec);
+    rotate(dqkv, options_, true, run);
+    return qkv_.backward(std::move(context->qkv), {dqkv}, run);
+}
+
+}  // namespace moebius::nn

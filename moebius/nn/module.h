@@ -1,0 +1,67 @@
+// Modules: explicit forward and backward, no tape. Forward returns what backward needs in a context that owns
+// its memory; backward consumes it.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "moebius/nn/run.h"
+#include "moebius/tensor/parameter.h"
+
+namespace moebius::nn {
+
+struct Context {
+    virtual ~Context() = default;
+    virtual int64_t bytes() const { return 0; }  // what it keeps alive, for the report
+};
+using ContextPtr = std::unique_ptr<Context>;
+
+// The value between two modules. A low-precision copy with its scales will ride beside `high`.
+struct Activation {
+    Tensor high;
+};
+
+struct Forward {
+    Activation y;
+    ContextPtr context;  // null when run.pass.save is false
+};
+
+class Module {
+  public:
+    virtual ~Module() = default;
+    virtual Forward forward(Activation x, Run& run) = 0;
+    virtual Activation backward(ContextPtr context, Activation dy, Run& run) = 0;
+};
+
+// The context as the type its module made.
+template <class T>
+std::unique_ptr<T> take(ContextPtr context) {
+    auto* typed = dynamic_cast<T*>(context.get());
+    MOEBIUS_CHECK(typed != nullptr, "backward got no context of its own forward");
+    context.release();
+    return std::unique_ptr<T>(typed);
+}
+
+// Ops of a Sequential chain: the same, with extra inputs in and their gradients out.
+enum class OpKind { GroupedLinear, ScaledGlu, Fused };
+
+struct FusibleBackward {
+    Activation dx;
+    std::vector<Tensor> dextra;  // one an extra input, in order; empty for inputs without a gradient
+};
+
+class Fusible {
+  public:
+    virtual ~Fusible() = default;
+    virtual OpKind kind() const = 0;
+    virtual std::string name() const = 0;
+    virtual int extra_inputs() const = 0;
+    virtual Forward forward(Activation x, std::span<const Tensor> extra, Run& run) = 0;
+    virtual FusibleBackward backward(ContextPtr context, Activation dy, Run& run) = 0;
+};
+
+}  // namespace moebius::nn

@@ -1,0 +1,159 @@
+#include "moebius/tensor/parameter.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "moebius/base/philox.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kPiece = 1 << 16;
+// Parameters start at whole cache lines of any dtype used here.
+constexpr int64_t kAlign = 64;
+
+View slice_of(const View& flat, int64_t begin, const Shape& shape) {
+    return flat ? flat.rows(begin, shape.numel()).reshaped(shape) : View();
+}
+
+template <class F>
+void in_pieces(int64_t count, const Exec& exec, F&& f) {
+    exec.parallel(ceil_div(count, kPiece),
+                  [&](int64_t piece, int) { f(piece * kPiece, std::min(count, (piece + 1) * kPiece)); });
+}
+
+void write(const View& flat, int64_t index, float value) {
+    if (flat.dtype == DType::BF16) {
+        flat.as<BF16>()[index] = to_bf16(value);
+    } else {
+        flat.as<float>()[index] = value;
+    }
+}
+
+void fill_one(const Parameter& p, uint64_t seed, const View& flat, const Exec& exec) {
+    const Philox random(seed, p.spec.name);
+    const int64_t row = p.spec.shape.numel() / std::max<int64_t>(1, p.spec.shape[0]);
+    in_pieces(p.slice.count, exec, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t element = p.slice.begin + i;
+            float value = p.spec.init == Init::Ones ? 1.0f : 0.0f;
+            if (p.spec.init == Init::Normal && element / row != p.spec.zero_row) {
+                value = static_cast<float>(p.spec.init_std * random.normal(static_cast<uint64_t>(element)));
+            }
+            write(flat, p.offset + i, value);
+        }
+    });
+}
+
+void convert_flat(const View& from, const View& to, const Exec& exec) {
+    if (exec.dry || !from || !to || from.data == to.data) return;
+    in_pieces(from.numel(), exec, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const float value =
+                from.dtype == DType::BF16 ? to_float(from.as<BF16>()[i]) : from.as<float>()[i];
+            write(to, i, value);
+        }
+    });
+}
+
+}  // namespace
+
+Parameter* ParameterSet::declare(ParameterSpec spec) {
+    MOEBIUS_CHECK(find(spec.name) == nullptr, "parameter ", spec.name, " is declared twice");
+    auto parameter = std::make_unique<Parameter>();
+    parameter->slice = {spec.name, spec.shape, 0, spec.shape.numel()};
+    parameter->spec = std::move(spec);
+    parameter->offset = numel_;
+    numel_ += round_up(parameter->slice.count, kAlign);
+    parameters_.push_back(std::move(parameter));
+    return parameters_.back().get();
+}
+
+void ParameterSet::place(const PlaceOptions& options, const Exec& exec) {
+    options_ = options;
+    const Shape flat{numel_};
+    values_ = Tensor::zeros("weights", flat, options.dtype, exec);
+    if (options.train) {
+        gradients_ = Tensor::zeros("main_grad", flat, DType::F32, exec);
+        if (!options.gradients_only) {
+            masters_ =
+                options.dtype == DType::F32 ? values_ : Tensor::zeros("masters", flat, DType::F32, exec);
+            m_ = Tensor::zeros("adamw.m", flat, options.state_dtype, exec);
+            v_ = Tensor::zeros("adamw.v", flat, options.state_dtype, exec);
+        }
+    }
+    for (const auto& p : parameters_) {
+        p->value = slice_of(values_, p->offset, p->spec.shape);
+        p->main_grad = slice_of(gradients_, p->offset, p->spec.shape);
+        p->master = slice_of(masters_, p->offset, p->spec.shape);
+        p->m = slice_of(m_, p->offset, p->spec.shape);
+        p->v = slice_of(v_, p->offset, p->spec.shape);
+    }
+}
+
+void ParameterSet::fill(uint64_t seed, const Exec& exec) {
+    if (exec.dry) return;
+    // Masters keep the bits that rounding to the values drops.
+    const View target = masters_ ? masters_.view() : values_.view();
+    for (const auto& p : parameters_) {
+        fill_one(*p, seed, target, exec);
+        ++p->version;
+    }
+    if (masters_) convert_flat(masters_, values_, exec);
+}
+
+void ParameterSet::masters_from_values(const Exec& exec) {
+    if (masters_) convert_flat(values_, masters_, exec);
+}
+
+void ParameterSet::values_from_masters(const Exec& exec) {
+    if (masters_) convert_flat(masters_, values_, exec);
+}
+
+void ParameterSet::begin_step() {
+    for (const auto& p : parameters_) p->fresh = true;
+}
+
+void ParameterSet::finish_gradients(const Exec& exec) {
+    for (const auto& p : parameters_) {
+        if (p->take_fresh() == 0.0f) fill_zero(p->main_grad, exec);
+    }
+}
+
+Parameter* ParameterSet::find(const std::string& name) const {
+    for (const auto& p : parameters_) {
+        if (p->spec.name == name) return p.get();
+    }
+    return nullptr;
+}
+
+std::vector<Segment> ParameterSet::segments() const {
+    std::vector<Segment> segments;
+    for (const auto& p : parameters_) {
+        const int64_t count = round_up(p->slice.count, kAlign);
+        if (!segments.empty() && segments.back().owner == p->spec.owner &&
+            segments.back().decay == p->spec.decay) {
+            segments.back().count += count;
+        } else {
+            segments.push_back({p->offset, count, p->spec.owner, p->spec.decay});
+        }
+    }
+    return segments;
+}
+
+std::vector<StateEntry> ParameterSet::state(bool optimizer) const {
+    std::vector<StateEntry> entries;
+    const auto add = [&](const Parameter& p, const View& view, StateKind kind) {
+        if (view) entries.push_back({p.slice, view.reshaped({p.slice.count}), kind});
+    };
+    for (const auto& p : parameters_) {
+        add(*p, p->value, StateKind::Weight);
+        if (!optimizer) continue;
+        if (p->master.data != p->value.data) add(*p, p->master, StateKind::Master);
+        add(*p, p->m, StateKind::Moment1);
+        add(*p, p->v, StateKind::Moment2);
+    }
+    return entries;
+}
+
+}  // namespace moebius

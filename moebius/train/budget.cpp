@@ -1,0 +1,96 @@
+#include "moebius/train/budget.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <limits>
+
+#include "moebius/base/error.h"
+#include "moebius/ops/gemm/gemm.h"
+
+namespace moebius::train {
+namespace {
+
+// Share of a matrix product's speed that a whole step reaches.
+constexpr double kStepShare = 0.6;
+constexpr double kGiB = 1 << 30;
+
+// FLOP/s of a product of 1024 × 1024 × 512, best of three.
+double gemm_speed(const Exec& exec) {
+    constexpr int64_t m = 1024, n = 1024, k = 512;
+    const Tensor a = Tensor::zeros("budget.a", {m, k}, DType::F32, exec);
+    const Tensor b = Tensor::zeros("budget.b", {n, k}, DType::F32, exec);
+    const Tensor c = Tensor::empty("budget.c", {m, n}, DType::F32, exec);
+    double best = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < 4; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        ops::gemm({.a = a, .b = b, .out = c}, exec);
+        const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+        if (i > 0) best = std::min(best, elapsed.count());
+    }
+    return 2.0 * m * n * k / best;
+}
+
+}  // namespace
+
+StepBudget choose_num_steps(const BudgetInput& in, const Exec& exec) {
+    const double speed = gemm_speed(exec);
+    const double step_seconds = in.flops_per_step / (kStepShare * speed);
+    const double by_time = std::floor(60.0 * in.minutes / step_seconds);
+    const double by_data = std::ceil(kMaxEpochs * static_cast<double>(in.training_tokens) /
+                                     static_cast<double>(in.tokens_per_step));
+    const double steps = std::clamp(std::min(by_time, by_data), 1.0, 1e12);
+    StepBudget budget;
+    budget.steps = static_cast<int64_t>(steps);
+    budget.reason =
+        by_time <= by_data
+            ? fmt::format("time_budget_minutes = {} at about {:.2f} s a step", in.minutes, step_seconds)
+            : fmt::format("{} passes over {} training tokens (time_budget_minutes = {} would allow {:.0f})",
+                          kMaxEpochs, in.training_tokens, in.minutes, by_time);
+    return budget;
+}
+
+int64_t available_memory() {
+    std::ifstream info("/proc/meminfo");
+    for (std::string key; info >> key;) {
+        int64_t kib = 0;
+        if (key == "MemAvailable:" && info >> kib) return kib * 1024;
+        info.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    }
+    return std::numeric_limits<int64_t>::max();
+}
+
+void check_memory_for_parameters(int64_t numel, DType dtype) {
+    // Weights, fp32 gradients, two fp32 moments; fp32 masters beside narrower weights.
+    const int64_t each = bits(dtype) / 8 + 4 + 8 + (dtype == DType::F32 ? 0 : 4);
+    const int64_t needed = checked_mul(numel, each), there = available_memory();
+    if (needed <= there) return;
+    throw DeviceError(
+        fmt::format("{} parameters need {:.2f} GiB ({} bytes each: weights, gradients, optimizer state), "
+                    "{:.2f} GiB are free: make the model smaller (config_kwargs.num_hidden_layers, "
+                    "num_local_experts, intermediate_size, hidden_size)",
+                    numel, static_cast<double>(needed) / kGiB, each, static_cast<double>(there) / kGiB));
+}
+
+void check_memory_for_step(const StepPlan& plan, const PoolReport& held) {
+    // Blocks lie in size classes: an eighth more at most.
+    const int64_t needed = plan.bytes + plan.bytes / 8, there = available_memory();
+    if (needed <= there) return;
+    std::string largest;
+    for (size_t i = 0; i < std::min<size_t>(5, plan.memory.rows.size()); ++i) {
+        largest +=
+            fmt::format("\n  {:<32} {:>14} bytes", plan.memory.rows[i].name, plan.memory.rows[i].peak_bytes);
+    }
+    throw DeviceError(
+        fmt::format("a step needs up to {} bytes ({:.2f} GiB), {:.2f} GiB are free beside the {:.2f} GiB "
+                    "of parameters and state; the largest parts:{}\n"
+                    "make dataset.micro_batch_size or dataset.max_seq_length smaller (and grad_acc_steps "
+                    "larger), or set activation_checkpointing=full",
+                    needed, static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB,
+                    static_cast<double>(held.current_bytes) / kGiB, largest));
+}
+
+}  // namespace moebius::train

@@ -1,0 +1,34 @@
+// Choices that a run makes for its user, and limits it checks before it begins.
+#pragma once
+
+#include <string>
+
+#include "moebius/train/step.h"
+
+namespace moebius::train {
+
+struct BudgetInput {
+    int64_t training_tokens = 0, tokens_per_step = 1;
+    double flops_per_step = 0;
+    double minutes = 10;
+};
+
+struct StepBudget {
+    int64_t steps = 1;
+    std::string reason;
+};
+
+// As many steps as fit into the time, by the speed of a matrix product measured here, but no more than
+// kMaxEpochs passes over the data.
+inline constexpr double kMaxEpochs = 20;
+StepBudget choose_num_steps(const BudgetInput& input, const Exec& exec);
+
+// Bytes of host memory that can still be had.
+int64_t available_memory();
+
+// Throw DeviceError naming the bytes needed, what holds them, and the keys to change, where they exceed what
+// there is.
+void check_memory_for_parameters(int64_t numel, DType dtype);
+void check_memory_for_step(const StepPlan& plan, const PoolReport& held);
+
+}  // namespace moebius::train

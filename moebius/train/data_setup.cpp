@@ -1,0 +1,77 @@
+#include "moebius/train/data_setup.h"
+
+#include <fmt/format.h>
+
+#include "moebius/base/error.h"
+#include "moebius/base/log.h"
+#include "moebius/train/resolve.h"
+
+namespace moebius::train {
+namespace {
+
+std::vector<std::string> path_list(const std::string& paths) {
+    // A list is written as one string, its entries separated by commas.
+    std::vector<std::string> list;
+    size_t begin = 0;
+    while (begin <= paths.size()) {
+        const size_t comma = std::min(paths.find(',', begin), paths.size());
+        if (comma > begin) list.push_back(paths.substr(begin, comma - begin));
+        begin = comma + 1;
+    }
+    return list;
+}
+
+std::vector<data::Range> whole(const data::Dataset& dataset) {
+    std::vector<data::Range> ranges;
+    for (int64_t record = 0; record < dataset.records(); ++record) {
+        ranges.push_back({record, 0, dataset.length(record)});
+    }
+    return ranges;
+}
+
+}  // namespace
+
+RunData open_data(const config::TrainConfig& c) {
+    RunData run;
+    run.tokenizer = data::make_tokenizer(c.dataset.tokenizer);
+    const auto open = [&](const std::string& paths) {
+        data::DatasetOptions options{.paths = data::expand_paths(path_list(paths)),
+                                     .format = c.dataset.format,
+                                     .tokenizer = run.tokenizer};
+        for (data::InputFile& input : data::describe_inputs(options.paths))
+            run.inputs.push_back(std::move(input));
+        return data::Dataset::open(options);
+    };
+    const data::WindowOptions windows{.max_seq_length = c.dataset.max_seq_length, .stride = c.dataset.stride};
+    run.dataset = open(c.dataset.path);
+    run.training_ranges = whole(*run.dataset);
+    if (c.validation.enabled && c.validation.data_path) {
+        run.validation_dataset = open(*c.validation.data_path);
+        run.held_out_ranges = whole(*run.validation_dataset);
+    } else if (c.validation.enabled && c.validation.fraction) {
+        data::Split split = data::split_held_out(*run.dataset, *c.validation.fraction);
+        run.training_ranges = std::move(split.training);
+        run.held_out_ranges = std::move(split.held_out);
+        run.validation_dataset = run.dataset;
+    } else if (c.validation.enabled) {
+        throw Error("validation.enabled = true needs validation.data_path or validation.fraction");
+    }
+    run.training = std::make_shared<data::WindowSet>(run.dataset, run.training_ranges, windows);
+    if (run.validation_dataset) {
+        run.held_out =
+            std::make_shared<data::WindowSet>(run.validation_dataset, run.held_out_ranges, windows);
+    }
+    return run;
+}
+
+std::unique_ptr<data::Loader> validation_loader(const RunData& run, const config::TrainConfig& c) {
+    data::LoaderOptions options = loader_options(c);
+    options.grad_acc_steps = 1;
+    options.buffer_size = 1;
+    options.num_workers = 0;
+    options.one_epoch = true;
+    options.labels.each_base_once = true;
+    return std::make_unique<data::Loader>(run.held_out, options);
+}
+
+}  // namespace moebius::train

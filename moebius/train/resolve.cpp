@@ -1,0 +1,130 @@
+#include "moebius/train/resolve.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "moebius/base/error.h"
+#include "moebius/data/source.h"
+#include "moebius/ops/registry.h"
+
+namespace moebius::train {
+
+config::Choices registry_choices() {
+    config::Choices choices;
+    for (const data::TokenizerRow& row : data::tokenizers()) {
+        choices["dataset.tokenizer"].emplace_back(row.name);
+    }
+    for (const ops::OpInfo& op : ops::registry()) {
+        choices["kernels"].push_back(op.name);
+        for (const ops::VariantInfo& variant : op.variants)
+            choices["kernels." + op.name].push_back(variant.name);
+    }
+    return choices;
+}
+
+DType dtype_from(const std::string& name) {
+    MOEBIUS_CHECK(name == "fp32" || name == "bf16", "dtype ", name);
+    return name == "bf16" ? DType::BF16 : DType::F32;
+}
+
+models::ModelOptions model_options(const config::TrainConfig& c) {
+    models::ModelOptions o;
+    o.expert_mode = c.expert_ffn_mode == "loop"             ? nn::ExpertMode::Loop
+                    : c.expert_ffn_mode == "grouped_linear" ? nn::ExpertMode::GroupedLinear
+                                                            : nn::ExpertMode::FusedGroupedMlp;
+    o.recompute = c.activation_checkpointing == "moe"         ? nn::Recompute::Moe
+                  : c.activation_checkpointing == "attention" ? nn::Recompute::Attention
+                  : c.activation_checkpointing == "full"      ? nn::Recompute::Full
+                                                              : nn::Recompute::None;
+    o.router_score = c.router.score == "sigmoid" ? ops::RouterScore::Sigmoid : ops::RouterScore::Softmax;
+    o.num_groups = c.router.num_groups;
+    o.topk_groups = c.router.topk_groups;
+    o.selection_bias = c.router.selection_bias;
+    o.bias_update_rate = c.router.bias_update_rate;
+    o.z_loss_coeff = c.router.z_loss_coeff;
+    o.aux_loss_definition = c.aux_loss.definition;
+    o.spike_no_more_embedding_init = c.spike_no_more_embedding_init;
+    o.megatron_scaled_init = c.use_megatron_scaled_init;
+    o.decay_embedding = !c.skip_embedding_weight_decay;
+    return o;
+}
+
+StepOptions step_options(const config::TrainConfig& c, const data::BatchShape& shape) {
+    StepOptions o;
+    o.micro_batches = c.grad_acc_steps;
+    o.shape = shape;
+    o.adamw = {.beta1 = static_cast<float>(c.adamw_kwargs.betas[0]),
+               .beta2 = static_cast<float>(c.adamw_kwargs.betas[1]),
+               .eps = static_cast<float>(c.adamw_kwargs.eps),
+               .weight_decay = static_cast<float>(c.adamw_kwargs.weight_decay)};
+    o.decay_all = !c.use_weight_decay_grouping;
+    o.clip_grad_norm = static_cast<float>(c.clip_grad_norm);
+    o.aux_scope = c.aux_loss.scope == "global_batch" ? AuxScope::GlobalBatch : AuxScope::MicroBatch;
+    o.fusion = c.fusion == "strict" ? nn::FusionMode::Strict
+               : c.fusion == "off"  ? nn::FusionMode::Off
+                                    : nn::FusionMode::Auto;
+    o.seed = static_cast<uint64_t>(c.seed);
+    return o;
+}
+
+Schedule schedule(const config::TrainConfig& c, int64_t num_train_steps) {
+    return {.peak = c.adamw_kwargs.lr,
+            .warmup_steps = config::warmup_steps(c.lr_scheduler_kwargs, num_train_steps),
+            .decay_steps = config::decay_steps(c.lr_scheduler_kwargs, num_train_steps),
+            .min_ratio = c.lr_scheduler_kwargs.min_lr_ratio};
+}
+
+data::LoaderOptions loader_options(const config::TrainConfig& c) {
+    const config::Dataset& d = c.dataset;
+    data::LoaderOptions o;
+    o.grad_acc_steps = c.grad_acc_steps;
+    o.micro_batch_size = d.micro_batch_size;
+    o.token_micro_batch_size = d.token_micro_batch_size;
+    o.use_sequence_packing = c.use_sequence_packing;
+    o.split_samples = d.split_samples_in_token_packing;
+    o.pad_multiple = d.pad_sequences_to_be_divisible_by;
+    o.buffer_size = d.buffer_size;
+    o.seed = static_cast<uint64_t>(c.seed);
+    o.labels = {.mask_degenerate_bases = d.mask_degenerate_bases, .uppercase = d.uppercase_labels};
+    o.num_workers = static_cast<int>(d.num_workers);
+    o.prefetch_factor = static_cast<int>(d.prefetch_factor);
+    return o;
+}
+
+int available_cpus() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return std::max(1, CPU_COUNT(&set));
+}
+
+void check_model_fits_data(const models::Model& model, const data::Tokenizer& tokenizer,
+                           const config::TrainConfig& c) {
+    const config::ModelConfig& m = model.config();
+    if (model.options().vocab < tokenizer.vocab_size()) {
+        throw Error(fmt::format(
+            "config_kwargs.vocab_size = {} is smaller than the {} tokens of dataset.tokenizer = {}",
+            model.options().vocab, tokenizer.vocab_size(), c.dataset.tokenizer));
+    }
+    const auto check = [&](const char* key, int32_t id) {
+        const int64_t value = m.get_int(key, id);
+        if (value != id) {
+            throw Error(
+                fmt::format("{}: {} = {}, but dataset.tokenizer = {} uses {} (set config_kwargs.{}={})",
+                            m.origin(), key, value, c.dataset.tokenizer, id, key, id));
+        }
+    };
+    check("pad_token_id", tokenizer.pad());
+    check("bos_token_id", tokenizer.bos());
+    check("eos_token_id", tokenizer.eos());
+    const int64_t longest = m.get_int("max_position_embeddings", c.dataset.max_seq_length);
+    if (c.dataset.max_seq_length > longest) {
+        throw Error(
+            fmt::format("dataset.max_seq_length = {} exceeds config_kwargs.max_position_embeddings = {}",
+                        c.dataset.max_seq_length, longest));
+    }
+}
+
+}  // namespace moebius::train

@@ -1,0 +1,31 @@
+// Names and keys of the configuration into what they stand for, and the checks that need more than one room
+// to see.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "moebius/config/load.h"
+#include "moebius/train/schedule.h"
+#include "moebius/train/step.h"
+
+namespace moebius::train {
+
+// The registries' names, for the configuration's checks and --help.
+config::Choices registry_choices();
+
+DType dtype_from(const std::string& name);  // "fp32", "bf16"
+models::ModelOptions model_options(const config::TrainConfig& c);
+StepOptions step_options(const config::TrainConfig& c, const data::BatchShape& shape);
+Schedule schedule(const config::TrainConfig& c, int64_t num_train_steps);
+data::LoaderOptions loader_options(const config::TrainConfig& c);
+
+// CPUs that this process may run on.
+int available_cpus();
+
+// Contradictions between the model and the data: vocabulary, special tokens. Throws Error naming keys and
+// values.
+void check_model_fits_data(const models::Model& model, const data::Tokenizer& tokenizer,
+                           const config::TrainConfig& c);
+
+}  // namespace moebius::train

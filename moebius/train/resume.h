@@ -1,0 +1,30 @@
+// What a checkpoint remembers beside tensors, and whether a run may go on from it.
+#pragma once
+
+#include <string>
+
+#include "moebius/config/load.h"
+#include "moebius/config/model_config.h"
+
+namespace moebius::train {
+
+struct TrainerState {
+    int64_t update = 0;           // updates done
+    int64_t num_train_steps = 0;  // of the run that wrote it
+    std::string dtype;
+    std::string model_config;  // config.json's text
+    std::string router;        // keys of router.*, one text
+    std::string window;        // MetricWindow::to_json
+    std::string config_yaml;   // the resolved configuration, for people
+
+    std::string to_json() const;
+    static TrainerState parse(const std::string& json, const std::string& where);
+};
+
+// The text of router.* that a resume must not change.
+std::string router_keys(const config::TrainConfig& c);
+
+// Throws Error naming the first key that shapes the model and differs, and both values.
+void check_same_model(const TrainerState& saved, const TrainerState& now, const std::string& checkpoint);
+
+}  // namespace moebius::train

@@ -1,0 +1,37 @@
+// A run's folder: the resolved configuration, run.json, metrics.jsonl, checkpoints.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "moebius/config/schema.h"
+#include "moebius/data/inputs.h"
+#include "moebius/runtime/device.h"
+
+namespace moebius::train {
+
+struct RunRecord {
+    std::vector<std::string> command_line;
+    std::string config_name;
+    const Device* device = nullptr;
+    int threads = 0;
+    uint64_t seed = 0;
+    int64_t num_train_steps = 0;
+    std::vector<data::InputFile> inputs;
+    int64_t resumed_from_step = 0;
+};
+
+// Library names and versions this program was built with, "name version".
+std::vector<std::string> library_versions();
+
+std::string run_json(const RunRecord& record);
+
+// Makes the folder; throws Error naming path and key where it cannot be written.
+void make_run_folder(const std::filesystem::path& folder);
+// Sets a former run's folder aside under the first free name `folder`.old-N and returns that.
+std::filesystem::path set_aside(const std::filesystem::path& folder);
+// Whole or not at all.
+void write_file(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace moebius::train

@@ -1,0 +1,376 @@
+#include "moebius/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+
+#include "moebius/base/error.h"
+#include "moebius/checkpoint/store.h"
+#include "moebius/comm/registry.h"
+#include "moebius/config/print.h"
+#include "moebius/data/count_model.h"
+#include "moebius/train/budget.h"
+#include "moebius/train/data_setup.h"
+#include "moebius/train/metrics.h"
+#include "moebius/train/resolve.h"
+#include "moebius/train/resume.h"
+#include "moebius/train/run_folder.h"
+
+namespace moebius::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr int64_t kFinalValidationBatches = 100;
+
+class Trainer {
+  public:
+    explicit Trainer(const TrainOptions& options);
+    TrainResult run();
+
+  private:
+    void open_run();
+    bool try_resume();
+    void fill_model();
+    void make_step();
+    void choose_steps();
+    void loop();
+    void one_step();
+    void stop_on_bad_step(const data::StepBatch& batch, const StepResult& result,
+                          const std::string& position);
+    void report(const StepResult& result);
+    void validate(bool final);
+    void save(bool final, int64_t update, const std::string& position);
+    TrainerState state(int64_t update) const;
+    bool stop_asked() const { return options_.stop != nullptr && options_.stop->load(); }
+    void note(const std::string& line) const { options_.sink->note(line); }
+
+    const TrainOptions& options_;
+    const config::TrainConfig& c_;
+    std::filesystem::path run_dir_;
+    Device device_;
+    ThreadPool threads_;
+    HostArena pool_;
+    std::unique_ptr<Communicator> world_;
+    models::Model model_;
+    nn::Run run_;
+    RunData data_;
+    std::unique_ptr<data::Loader> loader_;
+    std::optional<Step> step_;
+    std::unique_ptr<checkpoint::Store> store_;
+    std::unique_ptr<MetricsFile> metrics_;
+    Schedule schedule_;
+    MetricWindow window_;
+    double waited_ = 0;  // of the loader, at the last metrics line
+    int64_t num_steps_ = 0, update_ = 0;
+    std::string position_;  // of the data, behind the last batch that was used
+    std::optional<double> order1_, order3_;
+    TrainResult result_;
+};
+
+int thread_count(const config::TrainConfig& c) {
+    return c.num_threads > 0 ? static_cast<int>(c.num_threads) : available_cpus();
+}
+
+Trainer::Trainer(const TrainOptions& options)
+    : options_(options),
+      c_(options.loaded.config),
+      run_dir_(c_.logger.run_dir),
+      device_(Device::cpu_from_environment()),
+      threads_(thread_count(c_)),
+      world_(make_communicator("self")),
+      model_(config::ModelConfig::load(c_.config_name_or_path, options.config_dirs, c_.config_kwargs),
+             model_options(c_)) {
+    run_.exec = {.device = &device_, .pool = &pool_, .threads = &threads_, .forced = &c_.kernels};
+    run_.dtype = dtype_from(c_.dtype);
+    run_.world = world_.get();
+}
+
+TrainResult Trainer::run() {
+    data_ = open_data(c_);
+    check_model_fits_data(model_, *data_.tokenizer, c_);
+    note(fmt::format("device: cpu ({}, {}), {} threads", device_.description(), name(device_.isa()),
+                     threads_.size()));
+    open_run();
+    if (result_.already_complete) return result_;
+    loop();
+    return result_;
+}
+
+// Folder, checkpoint to resume from, memory, data, step.
+void Trainer::open_run() {
+    const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
+    if (!c_.checkpoint.resume_from_checkpoint) {
+        const bool nested = ckpt_dir.string().starts_with(run_dir_.string() + "/");
+        for (const auto& folder : {run_dir_, ckpt_dir}) {
+            if ((folder == ckpt_dir && nested) || !std::filesystem::exists(folder)) continue;
+            if (std::filesystem::is_empty(folder)) continue;
+            note(fmt::format("{}: set aside as {}", folder.string(), set_aside(folder).string()));
+        }
+    }
+    make_run_folder(run_dir_);
+    store_ = std::make_unique<checkpoint::Store>(
+        checkpoint::StoreOptions{.directory = ckpt_dir,
+                                 .max_checkpoints = c_.checkpoint.max_checkpoints,
+                                 .async = c_.checkpoint.async_save},
+        checkpoint::real_file_system());
+    check_memory_for_parameters(model_.parameters().numel(), run_.dtype);
+    model_.place({.dtype = run_.dtype, .train = true}, run_.exec);
+    num_steps_ = c_.num_train_steps;
+    const bool resumed = c_.checkpoint.resume_from_checkpoint && try_resume();
+    if (result_.already_complete) return;
+    if (!resumed) fill_model();
+
+    data::LoaderOptions options = loader_options(c_);
+    options.position = position_;
+    loader_ = std::make_unique<data::Loader>(data_.training, options);
+    position_ = loader_->position();
+    make_step();
+    if (num_steps_ == 0) choose_steps();
+    schedule_ = schedule(c_, num_steps_);
+    metrics_ = std::make_unique<MetricsFile>(run_dir_ / "metrics.jsonl", update_);
+    write_file(run_dir_ / "config.yaml", config::to_yaml(c_));
+    write_file(run_dir_ / "run.json", run_json({.command_line = options_.command_line,
+                                                .config_name = options_.loaded.name,
+                                                .device = &device_,
+                                                .threads = threads_.size(),
+                                                .seed = static_cast<uint64_t>(c_.seed),
+                                                .num_train_steps = num_steps_,
+                                                .inputs = data_.inputs,
+                                                .resumed_from_step = update_}));
+    result_.first_step = update_;
+}
+
+bool Trainer::try_resume() {
+    const auto found = checkpoint::latest(checkpoint::real_file_system(), c_.checkpoint.ckpt_dir);
+    if (!found) return false;
+    const std::string where = found->path().string();
+    const TrainerState saved = TrainerState::parse(found->trainer(), where);
+    if (num_steps_ == 0) num_steps_ = saved.num_train_steps;  // a number that was chosen stays
+    check_same_model(saved, state(saved.update), where);
+    update_ = saved.update;
+    result_.checkpoint = where;
+    result_.first_step = result_.last_step = update_;
+    if (update_ >= num_steps_) {
+        result_.already_complete = result_.complete = true;
+        note(fmt::format("this run is complete: {} has step {} of {}", where, update_, num_steps_));
+        note(fmt::format(
+            "to prolong it: num_train_steps={}; to start anew: checkpoint.resume_from_checkpoint=false or "
+            "another logger.run_dir",
+            2 * num_steps_));
+        return true;
+    }
+    std::vector<StateEntry> entries = model_.parameters().state(true);
+    for (StateEntry& buffer : model_.decoder().buffers()) entries.push_back(std::move(buffer));
+    found->load(model_.layouts(), entries);
+    window_ = MetricWindow::parse(saved.window);
+    position_ = data::resplit(found->rank_texts(), 1).front();
+    note(fmt::format("resumed from {} at step {}", where, update_));
+    return true;
+}
+
+void Trainer::fill_model() {
+    if (!c_.init_from_pretrained) {
+        model_.parameters().fill(static_cast<uint64_t>(c_.seed), run_.exec);
+        return;
+    }
+    const checkpoint::ImportReport report = model_.load(*c_.init_from_pretrained, run_.exec);
+    note(fmt::format("weights from {} ({})", *c_.init_from_pretrained, report.layout));
+    const checkpoint::FileType expected = checkpoint::file_type(run_.dtype);
+    for (const checkpoint::FileType type : report.types) {
+        if (type != expected) {
+            note(fmt::format("warning: {} holds {} weights, the run computes in {} (dtype)",
+                             *c_.init_from_pretrained, checkpoint::name(type), c_.dtype));
+        }
+    }
+}
+
+void Trainer::make_step() {
+    step_.emplace(model_, step_options(c_, loader_->shape()), run_);
+    const StepPlan plan = step_->plan();
+    check_memory_for_step(plan, pool_.report());
+    const models::Model& m = model_;
+    constexpr double kMiB = 1 << 20;
+    note(fmt::format(
+        "model: {:.2f} M parameters ({:.2f} M active a token), {}; step: {} x {} tokens, {:.1f} GFLOP, "
+        "{:.0f} MiB at most ({:.0f} kept for backward)",
+        static_cast<double>(m.parameters().numel()) / 1e6, static_cast<double>(m.active_parameters()) / 1e6,
+        c_.dtype, c_.grad_acc_steps, loader_->shape().capacity, plan.cost.flops / 1e9,
+        static_cast<double>(plan.bytes) / kMiB, static_cast<double>(plan.saved_bytes) / kMiB));
+    note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
+                     data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
+}
+
+void Trainer::choose_steps() {
+    const StepPlan plan = step_->plan();
+    const StepBudget budget =
+        choose_num_steps({.training_tokens = data_.training->tokens(),
+                          .tokens_per_step = loader_->shape().capacity * c_.grad_acc_steps,
+                          .flops_per_step = plan.cost.flops,
+                          .minutes = c_.time_budget_minutes.value_or(10.0)},
+                         run_.exec);
+    num_steps_ = budget.steps;
+    note(fmt::format("num_train_steps = {} chosen: {}", num_steps_, budget.reason));
+}
+
+void Trainer::loop() {
+    const auto start = Clock::now();
+    while (update_ < num_steps_ && !stop_asked()) {
+        one_step();
+        store_->poll();
+        const bool last = update_ == num_steps_;
+        const bool due = c_.validation.eval_interval > 0 && update_ % c_.validation.eval_interval == 0;
+        if (data_.held_out && due && !last) validate(false);
+        if (last || stop_asked()) break;
+        if (update_ % c_.checkpoint.save_every_n_steps == 0) save(false, update_, position_);
+    }
+    result_.seconds = seconds_since(start);
+    result_.last_step = update_;
+    result_.complete = update_ == num_steps_;
+    result_.stopped = !result_.complete;
+    if (result_.stopped || c_.checkpoint.save_final_model) save(true, update_, position_);
+    if (result_.complete && data_.held_out) validate(true);
+    store_->wait();
+}
+
+void Trainer::one_step() {
+    const auto start = Clock::now();
+    const data::StepBatch* batch = loader_->next_step();
+    MOEBIUS_CHECK(batch != nullptr, "training data ended");
+    const std::string before = position_;
+    const int64_t update = update_ + 1;
+    const StepResult result = step_->run(*batch, update, schedule_.rate(update));
+    if (result.bad) stop_on_bad_step(*batch, result, before);
+    position_ = loader_->position();
+    update_ = update;
+    window_.add(result, batch->tokens, batch->real_tokens, seconds_since(start));
+    result_.final_loss = result.loss;
+    report(result);
+}
+
+void Trainer::stop_on_bad_step(const data::StepBatch& batch, const StepResult& result,
+                               const std::string& position) {
+    // Nothing was updated: what is in memory is the state before this step.
+    save(true, update_, position);
+    std::string origins;
+    for (const data::MicroBatch& micro : batch.micro) {
+        origins += (origins.empty() ? "" : "; ") + data::describe_origins(*data_.dataset, micro);
+    }
+    throw Error(
+        fmt::format("step {}: loss {}, gradient norm {}: not finite, so nothing was updated\n"
+                    "  batch: {}\n  the state before this step is in {}\n"
+                    "  a smaller adamw_kwargs.lr, a longer lr_scheduler_kwargs.num_warmup_steps or a smaller "
+                    "clip_grad_norm may help",
+                    update_ + 1, result.loss, result.grad_norm, origins, result_.checkpoint));
+}
+
+void Trainer::report(const StepResult& result) {
+    const bool window_end = update_ % c_.logger.frequency == 0 || update_ == num_steps_;
+    const double seconds = std::max(window_.seconds(), 1e-9);
+    options_.sink->progress({.step = update_,
+                             .total_steps = num_steps_,
+                             .loss = window_.loss(),
+                             .learning_rate = schedule_.rate(update_),
+                             .grad_norm = result.grad_norm,
+                             .tokens_per_second = static_cast<double>(window_.tokens()) / seconds,
+                             .seconds_left = seconds / static_cast<double>(window_.steps()) *
+                                             static_cast<double>(num_steps_ - update_),
+                             .window_end = window_end});
+    if (!window_end) return;
+    const nn::DecoderOptions& d = model_.options();
+    const double waited = loader_->seconds_waited();
+    metrics_->append(metrics_json({.step = update_,
+                                   .total_steps = num_steps_,
+                                   .learning_rate = schedule_.rate(update_),
+                                   .last = result,
+                                   .window = &window_,
+                                   .layers = d.layers,
+                                   .experts = d.layer.moe.experts.experts,
+                                   .flops_per_token = model_.flops_per_token(loader_->shape().max_seqlen),
+                                   .memory = pool_.report(),
+                                   .data_wait_seconds = waited - waited_}));
+    waited_ = waited;
+    window_.reset();
+}
+
+void Trainer::validate(bool final) {
+    const auto loader = validation_loader(data_, c_);
+    const int64_t batches =
+        final ? std::max(kFinalValidationBatches, c_.validation.num_batches) : c_.validation.num_batches;
+    nn::Run run = step_->base_run();
+    const eval::LossTotals totals = eval::evaluate(model_, *loader, batches, run);
+    if (final && data_.validation_dataset == data_.dataset) {
+        const auto compare = [&](int order) {
+            return data::count_model_loss(*data_.dataset, data_.training_ranges, data_.held_out_ranges, order)
+                .nats;
+        };
+        order1_ = compare(1);
+        order3_ = compare(3);
+    }
+    ValidationReport report{.step = update_,
+                            .labels = totals.labels,
+                            .batches = batches,
+                            .loss = totals.mean(),
+                            .order1 = order1_.value_or(0),
+                            .order3 = order3_.value_or(0),
+                            .final = final};
+    result_.validation_loss = report.loss;
+    std::string line =
+        fmt::format(R"({{"step":{},"val_loss":{:.9g},"val_perplexity":{:.9g},"val_labels":{},"final":{})",
+                    update_, report.loss, std::exp(report.loss), report.labels, final);
+    if (order1_)
+        line +=
+            fmt::format(R"(,"count_model_order1":{:.9g},"count_model_order3":{:.9g})", *order1_, *order3_);
+    metrics_->append(line + "}");
+    options_.sink->validation(report);
+}
+
+TrainerState Trainer::state(int64_t update) const {
+    return {.update = update,
+            .num_train_steps = num_steps_,
+            .dtype = c_.dtype,
+            .model_config = model_.config().to_json(),
+            .router = router_keys(c_),
+            .window = window_.to_json(),
+            .config_yaml = config::to_yaml(c_)};
+}
+
+void Trainer::save(bool final, int64_t update, const std::string& position) {
+    checkpoint::SaveRequest request;
+    request.step = update;
+    request.entries = model_.parameters().state(true);
+    for (StateEntry& buffer : model_.decoder().buffers()) request.entries.push_back(std::move(buffer));
+    request.pieces = model_.layouts().front().pieces;
+    request.model_dtype = run_.dtype;
+    config::ModelConfig written = model_.config();
+    written.set_string("dtype", run_.dtype == DType::BF16 ? "bfloat16" : "float32");
+    request.model_files["config.json"] = written.to_json();
+    for (auto& [name, text] : data::hf_tokenizer_files(*data_.tokenizer, c_.dataset.max_seq_length)) {
+        request.model_files[name] = std::move(text);
+    }
+    request.trainer = state(update).to_json();
+    request.rank_text = position;
+    result_.checkpoint =
+        (std::filesystem::path(c_.checkpoint.ckpt_dir) / checkpoint::step_name(update)).string();
+    if (final) {
+        store_->save_final(request);
+    } else {
+        store_->save(request);
+    }
+    options_.sink->saved(result_.checkpoint, update);
+}
+
+}  // namespace
+
+TrainResult train(const TrainOptions& options) {
+    return Trainer(options).run();
+}
+
+}  // namespace moebius::train

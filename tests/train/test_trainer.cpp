@@ -1,0 +1,268 @@
+// Whole runs on a small FASTA: resume bit for bit, repeats, bad input, what lies in the run's folder.
+#include "moebius/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "moebius/base/error.h"
+#include "moebius/base/philox.h"
+#include "moebius/train/resolve.h"
+
+namespace moebius::train {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class QuietSink : public Sink {
+  public:
+    void note(const std::string& line) override { notes.push_back(line); }
+    void progress(const Progress& p) override { steps.push_back(p); }
+    void validation(const ValidationReport& v) override { validations.push_back(v); }
+    void saved(const std::string&, int64_t step) override { saves.push_back(step); }
+    std::vector<std::string> notes;
+    std::vector<Progress> steps;
+    std::vector<ValidationReport> validations;
+    std::vector<int64_t> saves;
+};
+
+std::string read(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    std::stringstream text;
+    text << in.rdbuf();
+    return text.str();
+}
+
+class Trainer : public testing::Test {
+  protected:
+    void SetUp() override {
+        folder_ = fs::temp_directory_path() / ("moebius_trainer_" + std::to_string(getpid()));
+        fs::remove_all(folder_);
+        fs::create_directories(folder_);
+        const Philox random(3, "genome");
+        std::ofstream out(folder_ / "genome.fa");
+        for (int record = 0; record < 3; ++record) {
+            out << ">chr" << record << "\n";
+            for (int i = 0; i < 900; ++i) {
+                out << "ACGT"[random.below(static_cast<uint64_t>(record * 1000 + i), 4)];
+                if (i % 70 == 69) out << "\n";
+            }
+            out << "\n";
+        }
+    }
+    void TearDown() override { fs::remove_all(folder_); }
+
+    std::vector<std::string> overrides(const std::string& run, std::vector<std::string> more = {}) const {
+        std::vector<std::string> all = {"config_name_or_path=l0_sanity",
+                                        "dataset.path=" + (folder_ / "genome.fa").string(),
+                                        "config_kwargs.hidden_size=32",
+                                        "config_kwargs.intermediate_size=48",
+                                        "config_kwargs.num_attention_heads=2",
+                                        "config_kwargs.num_key_value_heads=1",
+                                        "dataset.max_seq_length=64",
+                                        "dataset.stride=10",
+                                        "dataset.micro_batch_size=2",
+                                        "dataset.num_workers=0",
+                                        "dataset.buffer_size=16",
+                                        "num_train_steps=6",
+                                        "grad_acc_steps=2",
+                                        "num_threads=2",
+                                        "lr_scheduler_kwargs.num_warmup_steps=2",
+                                        "lr_scheduler_kwargs.num_decay_steps=10",
+                                        "logger.frequency=2",
+                                        "checkpoint.save_every_n_steps=3",
+                                        "logger.run_dir=" + (folder_ / run).string()};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    TrainResult run(const std::vector<std::string>& overrides, const std::atomic<bool>* stop = nullptr) {
+        const fs::path configs = fs::path(MOEBIUS_SOURCE_DIR) / "configs";
+        sink_ = QuietSink();
+        TrainOptions options{.loaded = config::load({.search_dirs = {configs}, .overrides = overrides}),
+                             .config_dirs = {configs},
+                             .command_line = {"test"},
+                             .stop = stop,
+                             .sink = &sink_};
+        return train(options);
+    }
+    // Every byte of a checkpoint's tensors.
+    std::string tensors(const std::string& run, int step) const {
+        const fs::path dir = folder_ / run / "checkpoints" / ("step_00000" + std::to_string(step));
+        std::string all;
+        for (const auto& entry : fs::recursive_directory_iterator(dir)) {
+            if (entry.path().extension() == ".safetensors")
+                all += entry.path().filename().string() + read(entry.path());
+        }
+        return all;
+    }
+    std::vector<nlohmann::json> metrics(const std::string& run) const {
+        std::ifstream in(folder_ / run / "metrics.jsonl");
+        std::vector<nlohmann::json> lines;
+        for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+        return lines;
+    }
+
+    fs::path folder_;
+    QuietSink sink_;
+};
+
+TEST_F(Trainer, ResumeIsBitForBit) {
+    for (const char* mode : {"grouped_linear", "fused_grouped_mlp"}) {
+        for (const char* dtype : {"fp32", "bf16"}) {
+            const std::string whole = std::string("whole_") + mode + dtype,
+                              parts = std::string("parts_") + mode + dtype;
+            const std::vector<std::string> keys = {
+                std::string("expert_ffn_mode=") + mode, std::string("dtype=") + dtype,
+                "router.selection_bias=true", "config_kwargs.router_jitter_noise=0.05"};
+            run(overrides(whole, keys));
+            std::vector<std::string> first = keys;
+            first.push_back("num_train_steps=4");
+            EXPECT_TRUE(run(overrides(parts, first)).complete);
+            const TrainResult second = run(overrides(parts, keys));
+            EXPECT_EQ(second.first_step, 4);
+            EXPECT_EQ(second.last_step, 6);
+            const std::string a = tensors(whole, 6), b = tensors(parts, 6);
+            ASSERT_GT(a.size(), 10000u);
+            EXPECT_TRUE(a == b) << mode << " " << dtype;
+            const auto lines_a = metrics(whole), lines_b = metrics(parts);
+            ASSERT_EQ(lines_a.size(), lines_b.size());
+            for (size_t i = 0; i < lines_a.size(); ++i) {
+                EXPECT_EQ(lines_a[i]["step"], lines_b[i]["step"]);
+                EXPECT_EQ(lines_a[i]["loss"], lines_b[i]["loss"]) << "step " << lines_a[i]["step"];
+            }
+        }
+    }
+}
+
+TEST_F(Trainer, EightRepeatsAndAnyThreadCountGiveTheSameBits) {
+    run(overrides("first", {"num_train_steps=3"}));
+    const std::string reference = tensors("first", 3);
+    ASSERT_GT(reference.size(), 10000u);
+    const int threads[] = {2, 2, 2, 2, 1, 3, 5, 8};
+    for (int i = 0; i < 8; ++i) {
+        const std::string name = "again" + std::to_string(i);
+        run(overrides(name, {"num_train_steps=3", "num_threads=" + std::to_string(threads[i]),
+                             "dataset.num_workers=" + std::to_string(i % 3)}));
+        EXPECT_TRUE(tensors(name, 3) == reference) << "repeat " << i << ", " << threads[i] << " threads";
+    }
+}
+
+TEST_F(Trainer, ACompleteRunSaysSoAndNamesTheKeys) {
+    run(overrides("done"));
+    const TrainResult again = run(overrides("done"));
+    EXPECT_TRUE(again.already_complete);
+    std::string notes;
+    for (const std::string& line : sink_.notes) notes += line + "\n";
+    EXPECT_THAT(notes, HasSubstr("step 6 of 6"));
+    EXPECT_THAT(notes, HasSubstr("num_train_steps="));
+    EXPECT_THAT(notes, HasSubstr("checkpoint.resume_from_checkpoint=false"));
+}
+
+TEST_F(Trainer, AFreshStartSetsTheFormerRunAside) {
+    run(overrides("run"));
+    const std::string before = tensors("run", 6);
+    const TrainResult fresh = run(overrides("run", {"checkpoint.resume_from_checkpoint=false", "seed=43"}));
+    EXPECT_EQ(fresh.first_step, 0);
+    EXPECT_TRUE(fs::exists(folder_ / "run.old-1" / "checkpoints" / "step_000006"));
+    EXPECT_FALSE(tensors("run", 6) == before) << "another seed gave the same weights";
+}
+
+TEST_F(Trainer, AChangedModelKeyIsNamedWithBothValues) {
+    run(overrides("run", {"num_train_steps=3"}));
+    const auto message = [&](std::vector<std::string> more) {
+        try {
+            run(overrides("run", more));
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string("no error");
+    };
+    EXPECT_THAT(message({"config_kwargs.intermediate_size=40"}),
+                testing::AllOf(HasSubstr("config_kwargs.intermediate_size = 40"), HasSubstr("has 48")));
+    EXPECT_THAT(message({"dtype=bf16"}),
+                testing::AllOf(HasSubstr("dtype"), HasSubstr("bf16"), HasSubstr("fp32")));
+    EXPECT_THAT(message({"dataset.max_seq_length=32"}), HasSubstr("max_seq_length"));
+}
+
+TEST_F(Trainer, StopsWithBatchAndStateWhenTheLossIsNotFinite) {
+    try {
+        run(overrides(
+            "bad", {"adamw_kwargs.lr=1e30", "lr_scheduler_kwargs.num_warmup_steps=0", "clip_grad_norm=0"}));
+        FAIL() << "a rate of 1e30 did not break the run";
+    } catch (const Error& error) {
+        EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("not finite"), HasSubstr("genome.fa"),
+                                                 HasSubstr("bases"), HasSubstr("step_0000")));
+    }
+    ASSERT_FALSE(sink_.saves.empty());
+    const int64_t step = sink_.saves.back();
+    EXPECT_EQ(static_cast<size_t>(step), sink_.steps.size())
+        << "the state saved is the one before the bad step";
+}
+
+TEST_F(Trainer, StopFlagSavesAndTheRunGoesOn) {
+    run(overrides("whole"));
+    std::atomic<bool> stop{true};
+    const TrainResult stopped = run(overrides("stopped"), &stop);
+    EXPECT_TRUE(stopped.stopped);
+    EXPECT_EQ(stopped.last_step, 0);
+    run(overrides("stopped"));
+    EXPECT_TRUE(tensors("stopped", 6) == tensors("whole", 6));
+}
+
+TEST_F(Trainer, WritesConfigurationRunAndMetrics) {
+    run(overrides("run", {"validation.enabled=true", "validation.fraction=0.2", "validation.eval_interval=2",
+                          "validation.num_batches=2"}));
+    const auto record = nlohmann::json::parse(read(folder_ / "run" / "run.json"));
+    EXPECT_EQ(record["num_train_steps"], 6);
+    EXPECT_EQ(record["inputs"][0]["bytes"], fs::file_size(folder_ / "genome.fa"));
+    EXPECT_EQ(record["inputs"][0]["xxh3_128"].get<std::string>().size(), 32u);
+    EXPECT_THAT(read(folder_ / "run" / "config.yaml"), HasSubstr("hidden_size"));
+    int with_loss = 0, with_validation = 0;
+    for (const auto& line : metrics("run")) {
+        with_loss += line.contains("loss");
+        with_validation += line.contains("val_loss");
+        if (!line.contains("loss")) continue;
+        for (const char* key :
+             {"grad_norm", "learning_rate", "step_time", "tokens_per_second_per_gpu",
+              "unpadded_tokens_per_second_per_gpu", "total_unpadded_tokens_per_batch", "mfu",
+              "model_tflops_per_gpu", "memory_peak_bytes", "perplexity", "expert_load"}) {
+            EXPECT_TRUE(line.contains(key)) << key;
+        }
+        EXPECT_GE(line["expert_load"][0]["max_over_mean"], 1.0);
+    }
+    EXPECT_EQ(with_loss, 3);
+    EXPECT_EQ(with_validation, 3);  // after steps 2 and 4, and at the end
+    EXPECT_EQ(sink_.validations.size(), 3u);
+    EXPECT_TRUE(sink_.validations.back().final);
+    EXPECT_GT(sink_.validations.back().order1, 1.0);
+}
+
+TEST_F(Trainer, AuxLossOfTheGlobalBatchDoesNotDependOnAccumulation) {
+    const std::vector<std::string> aux = {"config_kwargs.moe_aux_loss_coeff=0.5",
+                                          "aux_loss.scope=global_batch", "router.z_loss_coeff=0.01",
+                                          "num_train_steps=2", "lr_scheduler_kwargs.num_warmup_steps=0"};
+    const auto losses = [&](const std::string& name, int micro, int accumulate, const std::string& scope) {
+        std::vector<std::string> keys = aux;
+        keys.push_back("dataset.micro_batch_size=" + std::to_string(micro));
+        keys.push_back("grad_acc_steps=" + std::to_string(accumulate));
+        keys.push_back("aux_loss.scope=" + scope);
+        run(overrides(name, keys));
+        std::vector<double> values;
+        for (const Progress& p : sink_.steps) values.push_back(p.grad_norm);
+        return values;
+    };
+    const auto one = losses("one", 4, 1, "global_batch"), two = losses("two", 2, 2, "global_batch");
+    const auto micro = losses("micro", 2, 2, "micro_batch");
+    ASSERT_EQ(one.size(), 2u);
+    EXPECT_NEAR(one[0], two[0], 1e-5 * one[0]);
+    EXPECT_GT(std::abs(one[0] - micro[0]), 1e-5 * one[0]) << "the two scopes should differ";
+}
+
+}  // namespace
+}  // namespace moebius::train
