@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test bench parity dist test-dist format format-check lint clean
+.PHONY: help setup build run test bench parity docs dist test-dist format format-check lint clean
 
 JOBS ?= $(shell nproc)
 ARGS ?=
@@ -43,6 +43,10 @@ bench: build ## measure and write bench/results (idle machine, please)
 
 parity: build ## compare with Hugging Face (torch and transformers in a venv under build/)
 	@tools/parity.sh
+
+docs: build ## write docs/configuration.md and the tables of figures anew
+	@build/bin/moebius config --docs >docs/configuration.md
+	@tools/bench_report.py
 
 dist: build ## a relocatable tarball under build/dist/
 	@tools/setup.sh dist

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-build=build/cpu
+build=${MOEBIUS_BUILD:-build/cpu}
 version=$(sed -n 's/^project(Moebius VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 name=moebius-$version-linux-x86_64
 root=build/dist/$name
@@ -32,19 +32,14 @@ licenses=$root/share/doc/moebius/licenses
 mkdir -p "$licenses"
 packages=$(awk -F'|' '$5 ~ /^ (linked|header) $/ { print $7 }' THIRD_PARTY.md | grep -oE '`[a-z0-9.+-]+`' | tr -d '`' | grep -v '\.a$')
 for package in $packages; do
-    [ "$package" != g++ ] || package=$(dpkg-query -S "$(gcc -print-file-name=libstdc++.a)" 2>/dev/null | cut -d: -f1 || true)
-    text=""
-    for place in "/usr/share/doc/$package/copyright" "/usr/share/doc/gcc-$(gcc -dumpversion)-base/copyright"; do
-        if [ -r "$place" ]; then
-            text=$place
-            break
-        fi
-    done
-    if [ -z "$text" ] || { [[ "$text" == *gcc-* ]] && [[ "$package" != libstdc++* ]] && [ -n "$package" ]; }; then
-        echo "dist: no licence text of $package under /usr/share/doc" >&2
+    # The C++ library's package has the compiler's version in its name.
+    [ "$package" != g++ ] || package=libstdc++-$(g++ -dumpversion | cut -d. -f1)-dev
+    text=/usr/share/doc/$package/copyright
+    if [ ! -r "$text" ]; then
+        echo "dist: no licence text of $package ($text)" >&2
         exit 1
     fi
-    cp -L "$text" "$licenses/${package:-gcc}.txt"
+    cp -L "$text" "$licenses/$package.txt"
 done
 # Debian's texts point at these.
 for common in Apache-2.0 GPL-2 GPL-3 LGPL-2.1; do
