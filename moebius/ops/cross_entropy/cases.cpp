@@ -6,6 +6,7 @@ namespace moebius::ops {
 namespace {
 
 constexpr double kScale = 0.0123;
+constexpr int64_t kRoundings = 16;  // two exponentials within 2 ulp, and their sum
 
 struct Setup {
     DType dtype = DType::F32, gradient_dtype = DType::F32;
@@ -70,12 +71,13 @@ std::vector<TensorSpec> tensors_of(const Setup& s) {
          .dtype = s.dtype,
          .role = s.in_place ? Role::InOut : Role::Input,
          .value = logit,
-         .row_padding = s.row_padding},
+         .row_padding = s.row_padding,
+         .roundings = kRoundings},
         {.name = "targets",
          .shape = {s.tokens},
          .dtype = DType::I32,
          .value = [=](int64_t i, const Philox& random) { return target_of(s, i, random); }},
-        {.name = "token_loss", .shape = {s.tokens}, .role = Role::Output},
+        {.name = "token_loss", .shape = {s.tokens}, .role = Role::Output, .roundings = kRoundings},
         {.name = "bad",
          .shape = {1},
          .dtype = DType::I32,
@@ -90,7 +92,8 @@ std::vector<TensorSpec> tensors_of(const Setup& s) {
                                .shape = {s.tokens, s.vocabulary},
                                .dtype = s.gradient_dtype,
                                .role = Role::Output,
-                               .row_padding = s.row_padding});
+                               .row_padding = s.row_padding,
+                               .roundings = kRoundings});
         }
     }
     return tensors;

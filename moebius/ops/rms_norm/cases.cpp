@@ -22,6 +22,7 @@ struct Setup {
 };
 
 constexpr float kEps = 1e-5f;
+constexpr int64_t kRoundings = 16;
 
 double near_one(int64_t i, const Philox& random) {
     return 1.0 + 0.2 * random.normal(static_cast<uint64_t>(i));
@@ -56,8 +57,12 @@ Case forward_case(const Setup& s) {
     Case c = base_case("rms_norm", s);
     const Shape rows{s.tokens, s.hidden};
     const auto matrix = [&](const char* name, Role role) {
-        return TensorSpec{
-            .name = name, .shape = rows, .dtype = s.dtype, .role = role, .row_padding = s.row_padding};
+        return TensorSpec{.name = name,
+                          .shape = rows,
+                          .dtype = s.dtype,
+                          .role = role,
+                          .row_padding = s.row_padding,
+                          .roundings = kRoundings};
     };
     c.tensors = {matrix("x", Role::Input),
                  matrix("y", Role::Output),
@@ -66,7 +71,9 @@ Case forward_case(const Setup& s) {
         c.tensors.push_back(matrix("residual", Role::Input));
         c.tensors.push_back(matrix("sum", Role::Output));
     }
-    if (s.tokens != 1) c.tensors.push_back({.name = "rstd", .shape = {s.tokens}, .role = Role::Output});
+    if (s.tokens != 1)
+        c.tensors.push_back(
+            {.name = "rstd", .shape = {s.tokens}, .role = Role::Output, .roundings = kRoundings});
     const auto args = [](const Views& v, float eps) {
         return RmsNormArgs{.x = v["x"],
                            .residual = v["residual"],
@@ -133,15 +140,22 @@ Case backward_case(const Setup& s) {
     Case c = base_case("rms_norm_backward", s);
     const Shape rows{s.tokens, s.hidden};
     const auto matrix = [&](const char* name, Role role) {
-        return TensorSpec{
-            .name = name, .shape = rows, .dtype = s.dtype, .role = role, .row_padding = s.row_padding};
+        return TensorSpec{.name = name,
+                          .shape = rows,
+                          .dtype = s.dtype,
+                          .role = role,
+                          .row_padding = s.row_padding,
+                          .roundings = kRoundings};
     };
     c.tensors = {matrix("x", Role::Input),
                  matrix("dy", Role::Input),
                  matrix("dx", Role::Output),
                  {.name = "weight", .shape = {s.hidden}, .dtype = s.weight_dtype, .value = near_one},
                  {.name = "rstd", .shape = {s.tokens}, .value = near_one},
-                 {.name = "dweight", .shape = {s.hidden}, .role = s.beta != 0 ? Role::InOut : Role::Output}};
+                 {.name = "dweight",
+                  .shape = {s.hidden},
+                  .role = s.beta != 0 ? Role::InOut : Role::Output,
+                  .roundings = kRoundings}};
     if (s.residual) c.tensors.push_back(matrix("dresidual", Role::Input));
     const auto args = [=](const Views& v) {
         return RmsNormBackwardArgs{.x = v["x"],
