@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <regex>
 #include <sstream>
 
 #include "helpers.h"
@@ -172,8 +170,10 @@ TEST(DocsPage, HasARowAKeyAndASectionAGroup) {
     for (std::string line; std::getline(lines, line);) {
         if (!line.starts_with("| `")) continue;
         ++rows;
-        const std::string unescaped = std::regex_replace(line, std::regex(R"(\\\|)"), "");
-        EXPECT_EQ(std::count(unescaped.begin(), unescaped.end(), '|'), 5) << line;
+        int64_t bars = 0;
+        for (size_t at = 0; at < line.size(); ++at)
+            bars += line[at] == '|' && (at == 0 || line[at - 1] != '\\');
+        EXPECT_EQ(bars, 5) << line;
     }
     EXPECT_EQ(rows, all_keys(false).size());
 }
