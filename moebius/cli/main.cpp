@@ -1,6 +1,9 @@
 // The program: parses, catches, exits. Commands are in files of their own.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -47,6 +50,16 @@ int run(int argc, char** argv) {
         parsers.push_back(app.add_subcommand(command->name(), command->help()));
         CliArguments arguments(*parsers.back());
         command->declare(arguments);
+    }
+    // CLI11 would only say that a command is required.
+    if (argc > 1 && argv[1][0] != '-') {
+        std::vector<std::string> names;
+        for (const auto& command : commands) names.push_back(command->name());
+        if (std::find(names.begin(), names.end(), argv[1]) == names.end()) {
+            print_error(fmt::format("error: there is no command '{}'; there are: {}", argv[1],
+                                    fmt::join(names, ", ")));
+            return kUsageError;
+        }
     }
     try {
         app.parse(argc, argv);
