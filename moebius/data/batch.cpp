@@ -108,8 +108,7 @@ BatchBuffer::BatchBuffer(const BatchShape& shape, int64_t micro_batches, std::pm
         micro.valid = carve<uint8_t>(at, shape.capacity);
         micro.cu_seqlens_capacity = carve<int32_t>(at, seqlen_capacity(shape));
         micro.max_seqlen = static_cast<int32_t>(shape.max_seqlen);
-        micro.origins.reserve(
-            static_cast<size_t>(shape.packing ? shape.capacity / shape.max_seqlen + 2 : shape.rows));
+        micro.origins.reserve(static_cast<size_t>(shape.max_pieces));
     }
     batch_.tokens = micro_batches * shape.capacity;
 }

@@ -59,6 +59,8 @@ BatchShape packed_shape(const WindowSet& windows, const LoaderOptions& options) 
                         "dataset.split_samples_in_token_packing = true",
                         longest_window(windows), longest, shape.capacity));
     shape.max_seqlen = std::min(longest, shape.capacity);
+    // A begun one, whole ones, one that is cut off.
+    shape.max_pieces = shape.capacity / round_up(windows.min_length(), shape.multiple) + 2;
     return shape;
 }
 
@@ -100,7 +102,8 @@ BatchShape batch_shape(const WindowSet& windows, const LoaderOptions& options) {
     return {.rows = options.micro_batch_size,
             .capacity = options.micro_batch_size * row,
             .multiple = options.pad_multiple.value_or(1),
-            .max_seqlen = row};
+            .max_seqlen = row,
+            .max_pieces = options.micro_batch_size};
 }
 
 struct Loader::State {
@@ -160,8 +163,11 @@ Loader::State::State(std::shared_ptr<const WindowSet> set, LoaderOptions given)
         options.num_workers == 0
             ? 1
             : static_cast<size_t>(options.num_workers) * static_cast<size_t>(options.prefetch_factor) + 1);
-    for (Slot& slot : slots)
+    for (Slot& slot : slots) {
+        slot.plan.pieces.reserve(static_cast<size_t>(options.grad_acc_steps * shape.max_pieces));
+        slot.plan.first_piece.reserve(static_cast<size_t>(options.grad_acc_steps) + 1);
         slot.buffer = std::make_unique<BatchBuffer>(shape, options.grad_acc_steps, memory);
+    }
 }
 
 // With several ranks the longest epoch of all of them.

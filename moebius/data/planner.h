@@ -38,6 +38,7 @@ struct BatchShape {
     int64_t capacity = 0;    // tokens in all
     int64_t multiple = 1;    // sequences are padded to multiples of it
     int64_t max_seqlen = 0;  // no sequence is longer
+    int64_t max_pieces = 0;  // a micro-batch has no more sequences with a real token
 
     int64_t row_tokens() const { return capacity / rows; }  // without packing
     // Of a micro-batch, at most: cu_seqlens_capacity has one entry more.

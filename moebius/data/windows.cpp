@@ -71,6 +71,7 @@ WindowSet::WindowSet(std::shared_ptr<const Dataset> data, std::vector<Range> ran
         first_window_.push_back(windows_);
         windows_ += windows;
         max_length_ = std::max(max_length_, 2 + std::min(length, payload_));
+        min_length_ = std::min(min_length_, 2 + length - (windows - 1) * step_);
         tokens_ += length;
         read_ += length + (windows - 1) * (payload_ - step_) + 2 * windows;
     }

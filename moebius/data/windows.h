@@ -50,6 +50,7 @@ class WindowSet {
     int64_t size() const { return windows_; }
     Window at(int64_t window) const;
     int64_t max_length() const { return max_length_; }  // of the longest window, BOS and EOS included
+    int64_t min_length() const { return min_length_; }  // of the shortest
 
     // Tokens of [begin, begin + out.size()) of BOS, payload, EOS.
     void read(const Window& window, int64_t begin, std::span<int32_t> out) const;
@@ -65,7 +66,8 @@ class WindowSet {
     std::vector<Range> ranges_;          // none empty
     std::vector<int64_t> first_window_;  // of each range
     WindowOptions options_;
-    int64_t payload_ = 0, step_ = 0, windows_ = 0, max_length_ = 0, tokens_ = 0, read_ = 0;
+    int64_t payload_ = 0, step_ = 0, windows_ = 0, max_length_ = 0, min_length_ = INT64_MAX, tokens_ = 0,
+            read_ = 0;
 };
 
 }  // namespace moebius::data

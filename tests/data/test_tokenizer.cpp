@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "tests/data/support.h"
@@ -71,6 +72,36 @@ TEST(NucleotideTokenizer, HuggingFaceFiles) {
     EXPECT_EQ(config["tokenizer_class"], "PreTrainedTokenizerFast");
     EXPECT_EQ(config["model_max_length"], 8192);
     EXPECT_EQ(nlohmann::json::parse(files[2].second)["pad_token"], "<PAD>");
+}
+
+// Against Hugging Face itself, where MOEBIUS_PYTHON names a Python that has tokenizers and transformers.
+TEST(NucleotideTokenizer, HuggingFaceEncodesTheSame) {
+    const char* python = std::getenv("MOEBIUS_PYTHON");
+    if (python == nullptr) GTEST_SKIP() << "MOEBIUS_PYTHON is not set";
+    const auto t = make_tokenizer("nucleotide");
+    const TempDir dir;
+    for (const auto& [name, content] : hf_tokenizer_files(*t, 8192)) dir.write(name, content);
+    std::vector<std::string> texts = {"",
+                                      "A",
+                                      "ACGT acgt\nNN\t",
+                                      random_bases(9000, 1, "ACGTacgtN"),
+                                      "<BOS>",
+                                      "A<PAD>C<UNK>",
+                                      "<EOS><EOS>x<",
+                                      "\u00e4\u20ac\U0001f9ec caf\u00e9",
+                                      " <BOS> ",
+                                      "x\r\n  y",
+                                      "'s don't 123 ",
+                                      std::string("\1\2\3\4 \0 z", 9)};
+    std::string all;
+    for (int c = 0; c < 128; ++c) all += static_cast<char>(c);
+    texts.push_back(all);
+    std::string cases;
+    for (const std::string& text : texts)
+        cases += nlohmann::json{{"text", text}, {"ids", t->encode(text)}}.dump() + "\n";
+    const std::string command = std::string(python) + " " MOEBIUS_SOURCE_DIR "/tools/check_tokenizer.py '" +
+                                (dir / "") + "' '" + dir.write("cases.jsonl", cases) + "'";
+    EXPECT_EQ(std::system(command.c_str()), 0);
 }
 
 TEST(Tokenizers, UnknownName) {

@@ -27,7 +27,7 @@ TEST(Windows, CoverEveryRecordExactly) {
                 if (stride >= payload) continue;
                 const std::vector<std::string> texts = {random_bases(n, 3), "AC", random_bases(2 * n, 4)};
                 const auto set = windows_of(texts, length, stride);
-                int64_t window = 0, tokens = 0, longest = 0;
+                int64_t window = 0, tokens = 0, longest = 0, shortest = INT64_MAX;
                 for (size_t r = 0; r < texts.size(); ++r) {
                     const auto size = static_cast<int64_t>(texts[r].size());
                     const int64_t count = 1 + static_cast<int64_t>(std::ceil(
@@ -49,12 +49,14 @@ TEST(Windows, CoverEveryRecordExactly) {
                                            static_cast<size_t>(w.begin), static_cast<size_t>(w.length))));
                         tokens += w.length + 2;
                         longest = std::max(longest, w.length + 2);
+                        shortest = std::min(shortest, w.length + 2);
                     }
                     EXPECT_EQ(covered, size);
                 }
                 EXPECT_EQ(window, set->size());
                 EXPECT_EQ(tokens, set->tokens_with_overlap());
                 EXPECT_EQ(longest, set->max_length());
+                EXPECT_EQ(shortest, set->min_length());
                 EXPECT_EQ(set->tokens(), 3 * n + 2);
             }
 }
