@@ -37,6 +37,7 @@ struct SumsBody {
         F16 most[4] = {kLowest, kLowest, kLowest, kLowest};
         int64_t i = 0;
         for (; i + 4 * kLanes <= whole; i += 4 * kLanes) {
+#pragma GCC unroll 4
             for (int64_t j = 0; j < 4; ++j) most[j] = maximum(load(logits + i + j * kLanes), most[j]);
         }
         for (; i < whole; i += kLanes) most[0] = maximum(load(logits + i), most[0]);
@@ -44,6 +45,7 @@ struct SumsBody {
         const float top = ops::largest(maximum(maximum(most[0], most[1]), maximum(most[2], most[3])));
         F16 total[2] = {};
         for (i = 0; i + 2 * kLanes <= whole; i += 2 * kLanes) {
+#pragma GCC unroll 2
             for (int64_t j = 0; j < 2; ++j) total[j] += exp(load(logits + i + j * kLanes) - top);
         }
         for (; i < whole; i += kLanes) total[0] += exp(load(logits + i) - top);

@@ -53,6 +53,7 @@ struct GradientBody {
             const T* row = g.dout + g.order[k] * g.dout_stride + column;
             if (k + 8 < end) __builtin_prefetch(g.dout + g.order[k + 8] * g.dout_stride + column);
             if (whole) {
+#pragma GCC unroll 4
                 for (int64_t j = 0; j < 4; ++j) total[j] += load(row + j * kLanes);
             } else {
                 for (int64_t j = 0; j * kLanes < count; ++j) {

@@ -33,6 +33,7 @@ struct SquaresBody {
         D8 total[4] = {};
         int64_t i = 0;
         for (; i + 4 * kDoubles <= count; i += 4 * kDoubles) {
+#pragma GCC unroll 4
             for (int64_t j = 0; j < 4; ++j) {
                 const D8 x = load_doubles(values + i + j * kDoubles);
                 total[j] += x * x;

@@ -52,6 +52,7 @@ struct ForwardBody {
             F16 total[4] = {};
             int64_t i = 0;
             for (; i + 4 * kLanes <= a.hidden; i += 4 * kLanes) {
+#pragma GCC unroll 4
                 for (int64_t j = 0; j < 4; ++j) {
                     const int64_t at = i + j * kLanes;
                     total[j] +=
@@ -120,6 +121,7 @@ struct BackwardBody {
             F16 total[2] = {};
             int64_t i = 0;
             for (; i + 2 * kLanes <= a.hidden; i += 2 * kLanes) {
+#pragma GCC unroll 2
                 for (int64_t j = 0; j < 2; ++j) {
                     const int64_t at = i + j * kLanes;
                     total[j] += project(x + at, dy + at, a.weight + at, dweight + at, rstd, kLanes);
