@@ -169,19 +169,22 @@ std::string scene_name(const ::testing::TestParamInfo<std::tuple<SceneOptions, F
            kNames[static_cast<int>(std::get<1>(info.param))];
 }
 
-constexpr Fault kFaults[] = {Fault::Fail, Fault::FullDisk, Fault::Short,
-                             Fault::Torn, Fault::Kill,     Fault::TornKill};
+using ::testing::Combine;
+using ::testing::Values;
 
-INSTANTIATE_TEST_SUITE_P(
-    Save, EveryOperation,
-    ::testing::Combine(::testing::Values(SceneOptions{"plain", 3, 0}, SceneOptions{"pruning", 3, 1},
-                                         SceneOptions{"replacing", 2, 0},
-                                         SceneOptions{"two_renames", 2, 0, false, false}),
-                       ::testing::ValuesIn(kFaults)),
-    scene_name);
+INSTANTIATE_TEST_SUITE_P(Save, EveryOperation,
+                         Combine(Values(SceneOptions{"plain", 3, 0}, SceneOptions{"pruning", 3, 1}),
+                                 Values(Fault::Fail, Fault::FullDisk, Fault::Short, Fault::Torn, Fault::Kill,
+                                        Fault::TornKill)),
+                         scene_name);
+INSTANTIATE_TEST_SUITE_P(Replace, EveryOperation,
+                         Combine(Values(SceneOptions{"replacing", 2, 0},
+                                        SceneOptions{"two_renames", 2, 0, false, false}),
+                                 Values(Fault::Fail, Fault::Kill)),
+                         scene_name);
 INSTANTIATE_TEST_SUITE_P(Async, EveryOperation,
-                         ::testing::Combine(::testing::Values(SceneOptions{"pruning", 3, 1, true}),
-                                            ::testing::Values(Fault::Fail, Fault::Kill)),
+                         Combine(Values(SceneOptions{"pruning", 3, 1, true}),
+                                 Values(Fault::Fail, Fault::Kill)),
                          scene_name);
 
 TEST(Durability, AllIsSyncedBeforeTheRename) {

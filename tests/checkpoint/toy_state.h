@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "moebius/base/error.h"
 #include "moebius/checkpoint/store.h"
 
 namespace moebius::checkpoint::testing {
