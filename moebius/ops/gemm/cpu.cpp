@@ -8,12 +8,13 @@ namespace moebius::ops::cpu {
 void gemm_packed(const GemmArgs& args, const Exec& exec) {
     const bool accumulate = args.beta != 0;
     if (args.kind == GemmKind::Wgrad) {
-        run_products(DepthProducts{.a = Matrix(args.a),
-                                   .b = Matrix(args.b),
-                                   .m = args.out.size(0),
+        run_products(DepthProducts{.m = args.out.size(0),
                                    .n = args.out.size(1),
-                                   .groups = {{0, args.a.size(0), Matrix(args.out)}},
-                                   .accumulate = accumulate},
+                                   .groups = {{.rows = args.a.size(0),
+                                               .a = Matrix(args.a),
+                                               .b = Matrix(args.b),
+                                               .out = Matrix(args.out),
+                                               .accumulate = accumulate}}},
                      exec);
         return;
     }

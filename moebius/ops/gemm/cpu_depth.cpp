@@ -7,165 +7,182 @@
 namespace moebius::ops::cpu {
 namespace {
 
-// Tiles of the result that pieces work on: large enough that a packed operand is read seldom, small enough
-// for this many pieces.
+// A tile of the result goes over its rows in blocks of kDepth, packs both operands' and adds their product
+// up. Larger tiles pack less; the packed left block (kTileHeight × kDepth floats) stays in the second-level
+// cache.
+constexpr int64_t kTileHeight = 256, kTileWidth = 512;
+// With fewer tiles than this, the slices of a tile are summed by several pieces.
 constexpr int64_t kPieces = 16;
-constexpr int64_t kTileWidth = 256;
 
-struct TileGrid {
-    int64_t height, width;  // of a tile
-    int64_t down, across;   // tiles
+struct AddRowsBody {
+    template <Isa>
+    MOEBIUS_INLINE static void run(int64_t rows, int64_t n, const float* from, int64_t stride, float* to,
+                                   int64_t to_stride, bool add) {
+        for (int64_t i = 0; i < rows; ++i, from += stride, to += to_stride) {
+            int64_t j = 0;
+            for (; j + kLanes <= n; j += kLanes)
+                store(to + j, add ? load(to + j) + load(from + j) : load(from + j));
+            for (; j < n; ++j) to[j] = add ? to[j] + from[j] : from[j];
+        }
+    }
 };
 
-TileGrid tile_grid(Isa isa, int64_t m, int64_t n, int64_t outs) {
-    const int64_t least_height = block_rows(isa) / 4, least_width = std::max<int64_t>(64, tile_columns(isa));
-    TileGrid grid{block_rows(isa), kTileWidth, 0, 0};
-    for (;;) {
-        grid.down = ceil_div(m, grid.height);
-        grid.across = ceil_div(n, grid.width);
-        if (grid.down * grid.across * outs >= kPieces) return grid;
-        if (grid.width > least_width && grid.width >= grid.height) {
-            grid.width /= 2;
-        } else if (grid.height > least_height) {
-            grid.height /= 2;
-        } else if (grid.width > least_width) {
-            grid.width /= 2;
-        } else {
-            return grid;
-        }
-    }
-}
-
-void multiply_tile(Isa isa, int64_t m, int64_t n, const PackedChunk* begin, const PackedChunk* end,
-                   int64_t row, int64_t rows, int64_t column, int64_t columns) {
-    const int64_t left_block = left_block_floats(isa, m), right_block = right_block_floats(isa, n);
-    for (const PackedChunk* chunk = begin; chunk != end; ++chunk) {
-        for (int64_t p = 0; p < chunk->rows; p += kDepth) {
-            const int64_t block = p / kDepth;
-            const Left left{chunk->left + block * left_block, 0, panel_rows(isa) * kDepth};
-            const Right right{chunk->right + block * right_block, tile_columns(isa) * kDepth};
-            multiply(isa, rows, columns, std::min(kDepth, chunk->rows - p), left_at(isa, left, row, 0),
-                     right_at(isa, right, 0, column), chunk->out + row * chunk->out_stride + column,
-                     chunk->out_stride, chunk->accumulate || p > 0);
-        }
-    }
-}
-
-// Rows of a group, before they are packed.
-struct Chunk {
+struct Tile {
     const DepthGroup* group;
-    int64_t first, rows;  // of the group
-    float* out;
-    int64_t out_stride;
+    int64_t row, rows, column, columns;
 };
 
-void run_wave(const DepthProducts& p, const std::vector<Chunk>& wave, float* packed, const Exec& exec) {
-    const Isa isa = exec.device->isa();
-    const int64_t left_block = left_block_floats(isa, p.m), right_block = right_block_floats(isa, p.n);
-    std::vector<PackedChunk> chunks;
-    std::vector<int64_t> ends;
-    for (const Chunk& chunk : wave) {
-        const int64_t blocks = ceil_div(chunk.rows, kDepth);
-        chunks.push_back({chunk.rows, packed, packed + blocks * left_block, chunk.out, chunk.out_stride,
-                          p.accumulate || chunk.first > 0});
-        packed += blocks * (left_block + right_block);
-        ends.push_back((ends.empty() ? 0 : ends.back()) + blocks);
+// Sizes of tiles, and of a thread's scratch in floats.
+struct Plan {
+    Isa isa;
+    int64_t height, width, stride;  // stride: of a tile of sums
+
+    Plan(Isa isa, int64_t m, int64_t n)
+        : isa(isa),
+          height(even(m, kTileHeight, tile_rows(isa))),
+          width(even(n, kTileWidth, tile_columns(isa))),
+          stride(good_row_stride(width)) {}
+    // The least multiple of `step` that covers `size` in as few parts as parts of `most` do.
+    static int64_t even(int64_t size, int64_t most, int64_t step) {
+        const int64_t parts = std::max<int64_t>(1, ceil_div(size, most));
+        return round_up(ceil_div(std::max<int64_t>(size, 1), parts), step);
     }
-    exec.parallel(ends.back(), [&](int64_t piece, int) {
-        int64_t block = 0;
-        const size_t item = find_item(ends, piece, block);
-        const Chunk& chunk = wave[item];
-        const int64_t row = chunk.group->first + chunk.first + block * kDepth;
-        const int64_t rows = std::min(kDepth, chunk.rows - block * kDepth);
-        pack_left_block(isa, p.m, rows, p.a.at(row, 0), 0,
-                        const_cast<float*>(chunks[item].left) + block * left_block);
-        pack_right_block(isa, p.n, rows, p.b.at(row, 0), 0,
-                         const_cast<float*>(chunks[item].right) + block * right_block);
-    });
-    multiply_chunks(p.m, p.n, chunks, exec);
+    int64_t left() const { return packed_left_floats(isa, true, height, kDepth); }
+    int64_t right() const { return packed_right_floats(isa, kDepth, width); }
+    int64_t tile() const { return height * stride; }
+    int64_t packed() const { return round_up(left() + right(), 16); }
+    int64_t per_thread() const { return packed() + 2 * tile(); }
+};
+
+std::vector<Tile> tiles_of(const DepthProducts& p, const Plan& plan) {
+    std::vector<Tile> tiles;
+    for (const DepthGroup& group : p.groups) {
+        for (int64_t i = 0; i < p.m; i += plan.height) {
+            for (int64_t j = 0; j < p.n; j += plan.width)
+                tiles.push_back(
+                    {&group, i, std::min(plan.height, p.m - i), j, std::min(plan.width, p.n - j)});
+        }
+    }
+    return tiles;
+}
+
+int64_t slices_of(const DepthGroup& group) {
+    return ceil_div(group.rows, kSliceRows);
+}
+
+// sums = the product over one slice of the group's rows.
+void sum_slice(const Plan& plan, const Tile& tile, int64_t slice, float* scratch, float* sums,
+               int64_t stride) {
+    const Isa isa = plan.isa;
+    const int64_t begin = slice * kSliceRows, end = std::min(begin + kSliceRows, tile.group->rows);
+    float* right = scratch + plan.left();
+    for (int64_t row = begin; row < end; row += kDepth) {
+        const int64_t depth = std::min(kDepth, end - row);
+        const Left a{scratch, 0, panel_rows(isa) * depth};
+        const Right b{right, tile_columns(isa) * depth};
+        pack_left_panels(isa, tile.rows, depth, tile.group->a.at(row, tile.row), scratch, a.panel_stride);
+        pack_right_panels(isa, false, depth, tile.columns, tile.group->b.at(row, tile.column), right,
+                          b.panel_stride);
+        multiply(isa, tile.rows, tile.columns, depth, a, b, sums, stride, row > begin);
+    }
+}
+
+void add_rows(Isa isa, int64_t rows, int64_t n, const float* from, int64_t stride, const Matrix& to,
+              bool add) {
+    with_isa<AddRowsBody>(isa, rows, n, from, stride, static_cast<float*>(to.data), to.stride, add);
+}
+
+// All slices of a tile, in order.
+void sum_tile(const Plan& plan, const Tile& tile, float* scratch) {
+    const DepthGroup& group = *tile.group;
+    const Matrix out = group.out.at(tile.row, tile.column);
+    float* part = scratch + plan.packed();
+    // Results that are not f32 are summed apart and rounded once.
+    const bool rounded = out.dtype != DType::F32;
+    const Matrix total = rounded ? Matrix(part + plan.tile(), DType::F32, plan.stride) : out;
+    auto* sums = static_cast<float*>(total.data);
+    bool holds = group.accumulate;  // whether `total` is to be added to
+    if (rounded && holds) {
+        with_float_type(out.dtype, [&](auto type) {
+            using T = decltype(type);
+            widen_rows(plan.isa, tile.rows, tile.columns, static_cast<const T*>(out.data), out.stride, sums,
+                       total.stride);
+        });
+    }
+    if (group.rows == 0) {
+        if (holds) return;
+        for (int64_t i = 0; i < tile.rows; ++i) std::fill_n(sums + i * total.stride, tile.columns, 0.0f);
+    }
+    for (int64_t slice = 0; slice < slices_of(group); ++slice, holds = true) {
+        if (holds) {
+            sum_slice(plan, tile, slice, scratch, part, plan.stride);
+            add_rows(plan.isa, tile.rows, tile.columns, part, plan.stride, total, true);
+        } else {
+            sum_slice(plan, tile, slice, scratch, sums, total.stride);
+        }
+    }
+    if (rounded) finish_rows(plan.isa, tile.rows, tile.columns, sums, total.stride, out);
+}
+
+// Few tiles: a round sums some slices of each on all threads, then adds them in order.
+void sum_by_slices(const Plan& plan, const std::vector<Tile>& tiles, float* scratch, const Exec& exec) {
+    const auto count = static_cast<int64_t>(tiles.size());
+    const int64_t at_once = ceil_div(2 * kPieces, count);
+    int64_t most = 0;
+    for (const Tile& tile : tiles) most = std::max(most, slices_of(*tile.group));
+    const int64_t room = count * std::min(at_once, most) * plan.tile();
+    const Scratch parts("gemm.gradient_parts", scratch_bytes(room), exec);
+    const int64_t strips = ceil_div(plan.height, 64);  // pieces of a tile when slices are added
+    for (int64_t first = 0; first < most; first += at_once) {
+        struct Part {
+            const Tile* tile;
+            int64_t slice;
+            float* sums;
+        };
+        std::vector<Part> round;
+        for (int64_t t = 0; t < count; ++t) {
+            const Tile& tile = tiles[static_cast<size_t>(t)];
+            for (int64_t s = first; s < std::min(first + at_once, slices_of(*tile.group)); ++s)
+                round.push_back(
+                    {&tile, s, parts.as<float>() + static_cast<int64_t>(round.size()) * plan.tile()});
+        }
+        exec.parallel(static_cast<int64_t>(round.size()), [&](int64_t piece, int thread) {
+            const Part& part = round[static_cast<size_t>(piece)];
+            sum_slice(plan, *part.tile, part.slice, scratch + thread * plan.per_thread(), part.sums,
+                      plan.stride);
+        });
+        exec.parallel(count * strips, [&](int64_t piece, int) {
+            const Tile* tile = &tiles[static_cast<size_t>(piece / strips)];
+            const int64_t row = piece % strips * 64, rows = std::min<int64_t>(64, tile->rows - row);
+            if (rows <= 0) return;
+            const Matrix out = tile->group->out.at(tile->row + row, tile->column);
+            for (const Part& part : round) {
+                if (part.tile != tile) continue;
+                add_rows(plan.isa, rows, tile->columns, part.sums + row * plan.stride, plan.stride, out,
+                         tile->group->accumulate || part.slice > 0);
+            }
+        });
+    }
 }
 
 }  // namespace
 
-int64_t left_block_floats(Isa isa, int64_t m) {
-    return ceil_div(m, tile_rows(isa)) * panel_rows(isa) * kDepth;
-}
-int64_t right_block_floats(Isa isa, int64_t n) {
-    return round_up(n, tile_columns(isa)) * kDepth;
-}
-void pack_left_block(Isa isa, int64_t m, int64_t rows, const Matrix& a, int64_t at, float* block) {
-    pack_left_panels(isa, m, rows, a, block + at * panel_rows(isa), panel_rows(isa) * kDepth);
-}
-void pack_right_block(Isa isa, int64_t n, int64_t rows, const Matrix& b, int64_t at, float* block) {
-    pack_right_panels(isa, false, rows, n, b, block + at * tile_columns(isa), tile_columns(isa) * kDepth);
-}
-
-void multiply_chunks(int64_t m, int64_t n, const std::vector<PackedChunk>& chunks, const Exec& exec) {
-    if (chunks.empty()) return;
-    const Isa isa = exec.device->isa();
-    std::vector<size_t> starts;  // the first chunk of each result
-    for (size_t i = 0; i < chunks.size(); ++i) {
-        if (i == 0 || chunks[i].out != chunks[i - 1].out) starts.push_back(i);
-    }
-    const auto outs = static_cast<int64_t>(starts.size());
-    starts.push_back(chunks.size());
-    const TileGrid grid = tile_grid(isa, m, n, outs);
-    exec.parallel(outs * grid.down * grid.across, [&](int64_t piece, int) {
-        const auto out = static_cast<size_t>(piece / (grid.down * grid.across));
-        const int64_t row = piece / grid.across % grid.down * grid.height;
-        const int64_t column = piece % grid.across * grid.width;
-        multiply_tile(isa, m, n, &chunks[starts[out]], chunks.data() + starts[out + 1], row,
-                      std::min(grid.height, m - row), column, std::min(grid.width, n - column));
-    });
-}
-
 void run_products(const DepthProducts& p, const Exec& exec) {
-    const Isa isa = exec.device->isa();
-    const int64_t size = p.m * p.n;
-    const int64_t block = left_block_floats(isa, p.m) + right_block_floats(isa, p.n);
-    const int64_t chunk_rows = std::clamp(kPackedBudget / block, int64_t{1}, kChunkRows / kDepth) * kDepth;
-    // Results that are not f32 are summed in scratch.
-    const bool rounded = !p.groups.empty() && p.groups.front().out.dtype != DType::F32;
-    const Scratch sums("gemm.gradient_sums", rounded ? p.groups.size() * static_cast<size_t>(size) * 4 : 0,
-                       exec);
-    std::vector<Chunk> todo;
-    int64_t blocks = 0;
-    for (size_t g = 0; g < p.groups.size(); ++g) {
-        const DepthGroup& group = p.groups[g];
-        float* out =
-            rounded ? sums.as<float>() + static_cast<int64_t>(g) * size : static_cast<float*>(group.out.data);
-        const int64_t stride = rounded ? p.n : group.out.stride;
-        for (int64_t row = 0; row < group.rows; row += chunk_rows) {
-            todo.push_back({&group, row, std::min(chunk_rows, group.rows - row), out, stride});
-            blocks += ceil_div(todo.back().rows, kDepth);
-        }
-        if (rounded && p.accumulate) {
-            with_float_type(group.out.dtype, [&](auto type) {
-                using T = decltype(type);
-                widen_rows(isa, p.m, p.n, static_cast<const T*>(group.out.data), group.out.stride, out,
-                           stride);
-            });
-        } else if (group.rows == 0 && !p.accumulate) {
-            for (int64_t i = 0; i < p.m; ++i) std::fill_n(out + i * stride, p.n, 0.0f);
-        }
+    const Plan plan(exec.device->isa(), p.m, p.n);
+    const std::vector<Tile> tiles = tiles_of(p, plan);
+    if (tiles.empty()) return;
+    const Scratch scratch("gemm.depth", scratch_bytes(plan.per_thread() * exec.threads->size()), exec);
+    // Tiles that are few, tall and f32 go by slices, the others whole.
+    std::vector<Tile> whole, sliced;
+    for (const Tile& tile : tiles) {
+        const bool few = static_cast<int64_t>(tiles.size()) < kPieces;
+        const bool split = few && slices_of(*tile.group) > 1 && tile.group->out.dtype == DType::F32;
+        (split ? sliced : whole).push_back(tile);
     }
-    const int64_t room = std::min(blocks, std::max(kPackedBudget / block, chunk_rows / kDepth));
-    const Scratch packed("gemm.packed_rows", static_cast<size_t>(std::max<int64_t>(room * block, 1)) * 4,
-                         exec);
-    for (size_t next = 0; next < todo.size();) {
-        std::vector<Chunk> wave;
-        int64_t used = 0;
-        while (next < todo.size() && (wave.empty() || used + ceil_div(todo[next].rows, kDepth) <= room)) {
-            used += ceil_div(todo[next].rows, kDepth);
-            wave.push_back(todo[next++]);
-        }
-        run_wave(p, wave, packed.as<float>(), exec);
-    }
-    if (!rounded) return;
-    for (size_t g = 0; g < p.groups.size(); ++g) {
-        if (p.accumulate && p.groups[g].rows == 0) continue;
-        finish_rows(isa, p.m, p.n, sums.as<float>() + static_cast<int64_t>(g) * size, p.n, p.groups[g].out);
-    }
+    if (!sliced.empty()) sum_by_slices(plan, sliced, scratch.as<float>(), exec);
+    exec.parallel(static_cast<int64_t>(whole.size()), [&](int64_t piece, int thread) {
+        sum_tile(plan, whole[static_cast<size_t>(piece)], scratch.as<float>() + thread * plan.per_thread());
+    });
 }
 
 }  // namespace moebius::ops::cpu

@@ -39,7 +39,12 @@ struct MultiplyBody {
         for (int64_t p = 0; p < k; p += kDepth) {
             const int64_t depth = std::min(kDepth, k - p);
             const bool add = accumulate || p > 0;
-            const float* a = left.data + p * (panel ? kPanelRows<isa> : 1);
+            const float* a = left.data;
+            if constexpr (panel) {
+                a += p * kPanelRows<isa>;
+            } else {
+                a += left.block_stride ? p / kDepth * left.block_stride : p;
+            }
             for (int64_t j = 0; j < n; j += kColumns) {
                 const float* b = right.data + j / kColumns * right.panel_stride + p * kColumns;
                 const int64_t columns = std::min(kColumns, n - j);
@@ -178,7 +183,7 @@ Left left_at(Isa isa, Left left, int64_t row, int64_t k) {
     if (left.panel_stride) {
         left.data += row / tile_rows(isa) * left.panel_stride + k * panel_rows(isa);
     } else {
-        left.data += row * left.row_stride + k;
+        left.data += row * left.row_stride + (left.block_stride ? k / kDepth * left.block_stride : k);
     }
     return left;
 }
@@ -190,7 +195,7 @@ Right right_at(Isa isa, Right right, int64_t k, int64_t column) {
 
 int64_t packed_left_floats(Isa isa, bool transposed, int64_t m, int64_t k) {
     if (transposed) return ceil_div(m, tile_rows(isa)) * panel_rows(isa) * k;
-    return m * good_row_stride(k);
+    return ceil_div(k, kDepth) * m * good_row_stride(std::min(k, kDepth));
 }
 int64_t packed_right_floats(Isa isa, int64_t k, int64_t n) {
     return round_up(n, tile_columns(isa)) * k;
@@ -225,8 +230,12 @@ Left pack_left(Isa isa, bool transposed, int64_t m, int64_t k, const T* a, int64
         pack_left_panels(isa, m, k, a, stride, packed, panel_stride);
         return {packed, 0, panel_stride};
     }
-    with_isa<WidenRowsBody>(isa, m, k, a, stride, packed, good_row_stride(k));
-    return {packed, good_row_stride(k), 0};
+    const int64_t row_stride = good_row_stride(std::min(k, kDepth));
+    for (int64_t p = 0; p < k; p += kDepth) {
+        with_isa<WidenRowsBody>(isa, m, std::min(kDepth, k - p), a + p, stride,
+                                packed + p / kDepth * m * row_stride, row_stride);
+    }
+    return {packed, row_stride, 0, m * row_stride};
 }
 
 template <class T>
@@ -261,7 +270,7 @@ void tile_multiply(Isa isa, bool transpose_a, bool transpose_b, int64_t m, int64
     float* left_scratch = scratch + round_up(packed_right_floats(isa, k, n), 16);
     Left left;
     if constexpr (std::is_same_v<A, float>) {
-        if (!transpose_a) left = {a, a_stride, 0};
+        if (!transpose_a) left = {a, a_stride};
     }
     if (left.data == nullptr) left = pack_left(isa, transpose_a, m, k, a, a_stride, left_scratch);
     multiply(isa, m, n, k, left, right, c, c_stride, accumulate);

@@ -22,11 +22,12 @@ int64_t tile_rows(Isa isa);
 int64_t tile_columns(Isa isa);
 
 // Left operand (m, k) as f32, ready to be multiplied: rows as they lie in memory, k dense (a stride that is a
-// multiple of 1 KiB is slow), or panels that pack_left wrote.
+// multiple of 1 KiB is slow), or what pack_left wrote: rows cut into blocks of kDepth, or panels.
 struct Left {
     const float* data = nullptr;
     int64_t row_stride = 0;
-    int64_t panel_stride = 0;  // floats from one panel of tile_rows rows to the next; 0: plain rows
+    int64_t panel_stride = 0;  // floats from one panel of tile_rows rows to the next; 0: rows
+    int64_t block_stride = 0;  // of rows: floats from one block of kDepth columns to the next; 0: not cut
 };
 // Right operand (k, n): panels of tile_columns columns that pack_right wrote.
 struct Right {
@@ -34,8 +35,8 @@ struct Right {
     int64_t panel_stride = 0;
 };
 
-// The operand without its first rows and columns. Of panels, `row` must be a multiple of tile_rows, `column`
-// of tile_columns.
+// The operand without its first rows and columns. `row` must be a multiple of tile_rows where there are
+// panels, `k` of kDepth where rows are cut, `column` of tile_columns.
 Left left_at(Isa isa, Left left, int64_t row, int64_t k);
 Right right_at(Isa isa, Right right, int64_t k, int64_t column);
 
@@ -43,8 +44,8 @@ Right right_at(Isa isa, Right right, int64_t k, int64_t column);
 int64_t packed_left_floats(Isa isa, bool transposed, int64_t m, int64_t k);
 int64_t packed_right_floats(Isa isa, int64_t k, int64_t n);
 
-// A = a (m, k) or, transposed, a (k, m)ᵀ; `stride` between a's rows. Plain rows become rows again, widened
-// and at a distance that caches like.
+// A = a (m, k) or, transposed, a (k, m)ᵀ; `stride` between a's rows. The first becomes rows, widened, in
+// blocks, at a distance that caches like; the second panels.
 template <class T>
 Left pack_left(Isa isa, bool transposed, int64_t m, int64_t k, const T* a, int64_t stride, float* packed);
 

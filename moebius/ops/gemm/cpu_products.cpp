@@ -95,7 +95,7 @@ void multiply_rows(const RowProducts& p, const std::vector<WeightUnit>& units, c
         const int64_t across = ceil_div(unit.columns, width);
         const int64_t row = local / across * height, column = local % across * width;
         float* left = scratch + thread * scratch_stride;
-        float* sums = left + block_rows(isa) * good_row_stride(p.k);
+        float* sums = left + packed_left_floats(isa, false, height, p.k);
         row_block(p, unit, {packed + unit.offset, tile_columns(isa) * p.k}, row,
                   std::min(height, unit.group->rows - row), column, std::min(width, unit.columns - column),
                   isa, left, sums);
@@ -107,6 +107,10 @@ void multiply_rows(const RowProducts& p, const std::vector<WeightUnit>& units, c
 Matrix Matrix::at(int64_t row, int64_t column) const {
     const int64_t bytes = bits(dtype) / 8;
     return {static_cast<char*>(data) + (row * stride + column) * bytes, dtype, stride};
+}
+
+size_t scratch_bytes(int64_t floats) {
+    return std::max(static_cast<size_t>(floats) * sizeof(float), size_t{2} << 20);
 }
 
 size_t find_item(const std::vector<int64_t>& ends, int64_t piece, int64_t& local) {
@@ -192,10 +196,11 @@ void run_products(const RowProducts& p, const Exec& exec) {
     if (todo.empty()) return;
     const int64_t largest = packed_right_floats(isa, p.k, columns);
     const int64_t room = std::min(total, std::max(kPackedBudget, largest));
-    const Scratch packed("gemm.packed_weights", static_cast<size_t>(std::max<int64_t>(room, 1)) * 4, exec);
-    const int64_t per_thread =
-        round_up(block_rows(isa) * (good_row_stride(p.k) + good_row_stride(std::min(kColumnBlock, p.n))), 16);
-    const Scratch scratch("gemm.rows", static_cast<size_t>(per_thread * exec.threads->size()) * 4, exec);
+    const Scratch packed("gemm.packed_weights", scratch_bytes(room), exec);
+    const int64_t left = packed_left_floats(isa, false, block_rows(isa), p.k);
+    const int64_t sums = block_rows(isa) * good_row_stride(std::min(kColumnBlock, p.n));
+    const int64_t per_thread = round_up(left + sums, 16);
+    const Scratch scratch("gemm.rows", scratch_bytes(per_thread * exec.threads->size()), exec);
     for (size_t next = 0; next < todo.size();) {
         std::vector<WeightUnit> wave;
         int64_t used = 0;

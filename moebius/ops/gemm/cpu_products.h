@@ -40,17 +40,19 @@ struct RowProducts {
 };
 void run_products(const RowProducts& products, const Exec& exec);
 
-// out (m, n), the group's, = beta·out + Σ over the group's rows of a (rows, m)ᵀ b (rows, n). A group without
-// rows is written, with zeros, unless `accumulate`.
+// out (m, n), the group's, = beta·out + a (rows, m)ᵀ b (rows, n). The sum over rows is cut into slices of
+// kSliceRows from the group's first row: out becomes ((beta·out + s₀) + s₁) + …, and each sᵢ is a product in
+// the sense of the kernel. So rows may be given in several calls, cut at multiples of kSliceRows. A group
+// without rows is written, with zeros, unless `accumulate`.
+inline constexpr int64_t kSliceRows = 4 * kDepth;
 struct DepthGroup {
-    int64_t first = 0, rows = 0;
-    Matrix out;
+    int64_t rows = 0;
+    Matrix a, b, out;
+    bool accumulate = false;
 };
 struct DepthProducts {
-    Matrix a, b;
     int64_t m = 0, n = 0;
     std::vector<DepthGroup> groups;
-    bool accumulate = false;
 };
 void run_products(const DepthProducts& products, const Exec& exec);
 
@@ -58,7 +60,8 @@ void run_products(const DepthProducts& products, const Exec& exec);
 
 // Scratch that a call may take for packed operands, in floats (64 MiB), unless one unit needs more.
 inline constexpr int64_t kPackedBudget = int64_t{16} << 20;
-inline constexpr int64_t kChunkRows = 8 * kDepth;
+// Bytes of a scratch of so many floats: at least a huge page, which the pool then asks for.
+size_t scratch_bytes(int64_t floats);
 
 Left pack_left(Isa isa, int64_t m, int64_t k, const Matrix& a, float* packed);
 void pack_left_panels(Isa isa, int64_t m, int64_t k, const Matrix& a, float* packed, int64_t panel_stride);
@@ -80,24 +83,6 @@ void multiply_wide(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right ri
 // out = the sums, plus scale · bias where given, rounded to out's dtype.
 void finish_rows(Isa isa, int64_t rows, int64_t n, const float* sums, int64_t stride, const Matrix& out,
                  const void* bias = nullptr, DType bias_dtype = DType::F32, const float* scale = nullptr);
-
-// A run of rows of one group, packed in blocks of kDepth rows: of `left` (rows, m)ᵀ and of `right` (rows, n),
-// blocks one after the other. Chunks of a group follow each other; the first overwrites unless `accumulate`.
-struct PackedChunk {
-    int64_t rows = 0;
-    const float* left = nullptr;
-    const float* right = nullptr;
-    float* out = nullptr;
-    int64_t out_stride = 0;
-    bool accumulate = false;
-};
-int64_t left_block_floats(Isa isa, int64_t m);  // of a block of kDepth rows
-int64_t right_block_floats(Isa isa, int64_t n);
-// Packs rows [0, rows) of a block, whose first row in the block is `at`.
-void pack_left_block(Isa isa, int64_t m, int64_t rows, const Matrix& a, int64_t at, float* block);
-void pack_right_block(Isa isa, int64_t n, int64_t rows, const Matrix& b, int64_t at, float* block);
-// out (m, n) of every chunk, tile by tile; chunks of one `out` in their order.
-void multiply_chunks(int64_t m, int64_t n, const std::vector<PackedChunk>& chunks, const Exec& exec);
 
 // Finds the item that piece belongs to: `ends` ascending; sets `local` to the piece's number within it.
 size_t find_item(const std::vector<int64_t>& ends, int64_t piece, int64_t& local);

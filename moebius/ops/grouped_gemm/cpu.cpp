@@ -31,15 +31,14 @@ RowProducts row_products(const GroupedGemmArgs& args) {
 }
 
 DepthProducts depth_products(const GroupedGemmArgs& args) {
-    DepthProducts products{.a = Matrix(args.a),
-                           .b = Matrix(args.b),
-                           .m = args.out.size(1),
-                           .n = args.out.size(2),
-                           .accumulate = args.beta != 0};
+    DepthProducts products{.m = args.out.size(1), .n = args.out.size(2)};
     const auto experts = expert_rows(args.split_sizes, args.a.size(0));
     for (size_t e = 0; e < experts.size(); ++e) {
-        products.groups.push_back(
-            {experts[e].first, experts[e].rows, Matrix(args.out.at(static_cast<int64_t>(e)))});
+        products.groups.push_back({.rows = experts[e].rows,
+                                   .a = Matrix(args.a).at(experts[e].first, 0),
+                                   .b = Matrix(args.b).at(experts[e].first, 0),
+                                   .out = Matrix(args.out.at(static_cast<int64_t>(e))),
+                                   .accumulate = args.beta != 0});
     }
     return products;
 }

@@ -26,7 +26,7 @@ template <class T>
 Layout layout(Isa isa, int64_t hidden, int64_t intermediate, bool keeps_c) {
     constexpr bool kNarrow = !std::is_same_v<T, float>;
     const int64_t rows = block_rows(isa), wide = good_row_stride(2 * intermediate);
-    return {round_up(rows * std::max(good_row_stride(hidden), good_row_stride(intermediate)), 16),
+    return {round_up(packed_left_floats(isa, false, rows, std::max(hidden, intermediate)), 16),
             round_up(rows * std::max(wide, good_row_stride(hidden)), 16),
             round_up(rows * good_row_stride(intermediate), 16), kNarrow && !keeps_c ? rows * wide : 0};
 }
@@ -115,13 +115,14 @@ void grouped_mlp(const GroupedMlpArgs& args, const Exec& exec) {
     if (todo.empty()) return;
     const auto room = static_cast<size_t>(std::clamp<int64_t>(
         kPackedBudget / std::max<int64_t>(expert_floats, 1), 1, static_cast<int64_t>(todo.size())));
-    const Scratch packed("grouped_mlp.packed_weights", room * static_cast<size_t>(expert_floats) * 4, exec);
+    const Scratch packed("grouped_mlp.packed_weights",
+                         scratch_bytes(static_cast<int64_t>(room) * expert_floats), exec);
     with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         const ForwardBlock<T> block{args, isa, hidden, intermediate,
                                     layout<T>(isa, hidden, intermediate, static_cast<bool>(args.c))};
-        const Scratch scratch("grouped_mlp.rows",
-                              static_cast<size_t>(block.at.total() * exec.threads->size()) * 4, exec);
+        const Scratch scratch("grouped_mlp.rows", scratch_bytes(block.at.total() * exec.threads->size()),
+                              exec);
         for (size_t next = 0; next < todo.size(); next += room) {
             std::vector<Expert> experts;
             std::vector<WeightPacking> weights;

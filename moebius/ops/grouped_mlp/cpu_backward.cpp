@@ -1,6 +1,5 @@
-// Backward, in waves of chunks of rows of an expert. First pass, by blocks of rows: the activation's
-// gradient, dC and the activation once more, dx; dC, dy, the activation and x are left packed. Second pass:
-// the weights' gradients from them, tile by tile.
+// Backward, in waves of rows. By blocks of rows: the activation's gradient, dC and the activation once more,
+// dx; then the weights' gradients from dC and the activation of the wave.
 #include <algorithm>
 
 #include "moebius/ops/gemm/cpu_products.h"
@@ -11,44 +10,34 @@
 namespace moebius::ops::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = kDepth / 2;  // rows of a piece of the first pass: never across a packed block
-
-struct Chunk {
+// Rows of one expert in a wave, and what is kept of them.
+struct Part {
     int64_t expert, first, rows;  // `first` counts from the expert's first row
-};
-
-// Packed blocks of one chunk.
-struct PackedRows {
-    float *dc, *dy, *activation, *x;
-};
-
-struct ExpertWeights {
+    int64_t row;                  // of the buffers
     Right down, gate_up;
+    Matrix dc, activation;
 };
 
+// In floats, unless they say bytes.
 struct Sizes {
     Isa isa;
+    DType dtype;
     int64_t hidden, intermediate;
 
-    int64_t dc() const { return left_block_floats(isa, 2 * intermediate); }
-    int64_t dy() const { return left_block_floats(isa, hidden); }
-    int64_t activation() const { return right_block_floats(isa, intermediate); }
-    int64_t x() const { return right_block_floats(isa, hidden); }
-    int64_t block() const { return dc() + dy() + activation() + x(); }  // kDepth rows, packed
-
+    int64_t wide() const { return good_row_stride(2 * intermediate); }  // strides of dC, the activation
+    int64_t narrow() const { return good_row_stride(intermediate); }
+    int64_t kept_row() const { return (wide() + narrow()) * bits(dtype) / 32; }
     int64_t down() const { return packed_right_floats(isa, hidden, intermediate); }
-    int64_t weights() const { return down() + packed_right_floats(isa, 2 * intermediate, hidden); }
-
-    // One thread's scratch: a left operand, sums, dC, the activation.
+    int64_t weights() const {
+        return round_up(down() + packed_right_floats(isa, 2 * intermediate, hidden), 16);
+    }
+    // One thread's scratch: a left operand, and sums.
     int64_t left() const {
-        return kBlockRows * std::max(good_row_stride(hidden), good_row_stride(2 * intermediate));
+        return round_up(packed_left_floats(isa, false, block_rows(isa), std::max(hidden, 2 * intermediate)),
+                        16);
     }
-    int64_t sums() const {
-        return kBlockRows * std::max(good_row_stride(hidden), good_row_stride(intermediate));
-    }
-    int64_t wide() const { return kBlockRows * good_row_stride(2 * intermediate); }
-    int64_t narrow() const { return kBlockRows * good_row_stride(intermediate); }
-    int64_t per_thread() const { return left() + sums() + wide() + narrow(); }
+    int64_t sums() const { return block_rows(isa) * std::max(good_row_stride(hidden), narrow()); }
+    int64_t per_thread() const { return left() + sums(); }
 };
 
 template <class T>
@@ -56,27 +45,22 @@ struct BackwardBlock {
     const GroupedMlpBackwardArgs& args;
     Sizes size;
 
-    // `row`: in the buffers; `at`: in the chunk.
-    void run(int64_t row, int64_t at, int64_t rows, const ExpertWeights& weights, const PackedRows& packed,
-             float* scratch) const {
+    // Rows [at, at + rows) of the part.
+    void run(const Part& part, int64_t at, int64_t rows, float* scratch) const {
         const Isa isa = size.isa;
-        const int64_t hidden = size.hidden, intermediate = size.intermediate;
+        const int64_t hidden = size.hidden, intermediate = size.intermediate, row = part.row + at;
         float* sums = scratch + size.left();
-        T* dc = reinterpret_cast<T*>(sums + size.sums());
-        T* activation = reinterpret_cast<T*>(sums + size.sums() + size.wide());
-        const int64_t wide = good_row_stride(2 * intermediate), narrow = good_row_stride(intermediate);
-        constexpr DType kType = DTypeOf<T>::value;
-
         // The activation's gradient, rounded where the unfused chain stores it.
-        const Matrix dy = Matrix(args.dy).at(row, 0);
-        const Left dy_left = pack_left(isa, rows, hidden, dy, scratch);
-        multiply_wide(isa, rows, intermediate, hidden, dy_left, weights.down, sums, narrow, false);
+        const Left dy = pack_left(isa, rows, hidden, Matrix(args.dy).at(row, 0), scratch);
+        multiply_wide(isa, rows, intermediate, hidden, dy, part.down, sums, size.narrow(), false);
         const T* upstream = reinterpret_cast<const T*>(sums);
         if constexpr (!std::is_same_v<T, float>) {
             T* rounded = reinterpret_cast<T*>(scratch);  // dy has been used
-            finish_rows(isa, rows, intermediate, sums, narrow, Matrix(rounded, kType, narrow));
+            finish_rows(isa, rows, intermediate, sums, size.narrow(),
+                        Matrix(rounded, size.dtype, size.narrow()));
             upstream = rounded;
         }
+        const Matrix dc = part.dc.at(at, 0), activation = part.activation.at(at, 0);
         with_isa<GluBackwardBody>(
             isa, args.options,
             GluBackwardRows<T>{.rows = rows,
@@ -85,30 +69,22 @@ struct BackwardBlock {
                                .x_stride = args.c.stride[0],
                                .scales = args.scales ? args.scales.as<float>() + row : nullptr,
                                .dy = upstream,
-                               .dy_stride = narrow,
-                               .dx = dc,
-                               .dx_stride = wide,
+                               .dy_stride = size.narrow(),
+                               .dx = static_cast<T*>(dc.data),
+                               .dx_stride = dc.stride,
                                .dscales = args.dscales ? args.dscales.as<float>() + row : nullptr,
-                               .y = activation,
-                               .y_stride = narrow});
-
-        const Matrix dx = Matrix(args.dx).at(row, 0), dc_rows(dc, kType, wide);
+                               .y = static_cast<T*>(activation.data),
+                               .y_stride = activation.stride});
+        const Matrix dx = Matrix(args.dx).at(row, 0);
+        const Left left = pack_left(isa, rows, 2 * intermediate, dc, scratch);
         if constexpr (std::is_same_v<T, float>) {
-            multiply_wide(isa, rows, hidden, 2 * intermediate, Left{dc, wide}, weights.gate_up,
+            multiply_wide(isa, rows, hidden, 2 * intermediate, left, part.gate_up,
                           static_cast<float*>(dx.data), dx.stride, false);
         } else {
-            const Left left = pack_left(isa, rows, 2 * intermediate, dc_rows, scratch);
-            multiply_wide(isa, rows, hidden, 2 * intermediate, left, weights.gate_up, sums,
+            multiply_wide(isa, rows, hidden, 2 * intermediate, left, part.gate_up, sums,
                           good_row_stride(hidden), false);
             finish_rows(isa, rows, hidden, sums, good_row_stride(hidden), dx);
         }
-
-        const int64_t block = at / kDepth, within = at % kDepth;
-        pack_left_block(isa, 2 * intermediate, rows, dc_rows, within, packed.dc + block * size.dc());
-        pack_left_block(isa, hidden, rows, dy, within, packed.dy + block * size.dy());
-        pack_right_block(isa, intermediate, rows, Matrix(activation, kType, narrow), within,
-                         packed.activation + block * size.activation());
-        pack_right_block(isa, hidden, rows, Matrix(args.x).at(row, 0), within, packed.x + block * size.x());
     }
 };
 
@@ -117,107 +93,121 @@ class Backward {
     Backward(const GroupedMlpBackwardArgs& args, const Exec& exec)
         : args_(args),
           exec_(exec),
-          size_{exec.device->isa(), args.x.size(1), args.down.size(2)},
+          size_{exec.device->isa(), args.x.dtype, args.x.size(1), args.down.size(2)},
           experts_(expert_rows(args.split_sizes, args.x.size(0))) {}
 
     void run() {
-        clear_empty();
-        const int64_t half = kPackedBudget / 2;
-        const int64_t chunk_rows =
-            std::clamp(half / std::max<int64_t>(size_.block(), 1), int64_t{1}, kChunkRows / kDepth) * kDepth;
-        std::vector<Chunk> todo;
-        for (size_t e = 0; e < experts_.size(); ++e) {
-            for (int64_t row = 0; row < experts_[e].rows; row += chunk_rows)
-                todo.push_back({static_cast<int64_t>(e), row, std::min(chunk_rows, experts_[e].rows - row)});
-        }
-        if (todo.empty()) return;
-        // Waves, as many chunks each as the budget holds.
-        std::vector<size_t> ends;
+        add_empty_experts();
+        const std::vector<std::vector<Part>> waves = plan();
+        if (waves.empty()) return;
         int64_t most = 0;
-        for (size_t next = 0; next < todo.size(); ends.push_back(next)) {
-            int64_t used = 0;
-            for (const size_t begin = next; next < todo.size(); ++next) {
-                int64_t floats = ceil_div(todo[next].rows, kDepth) * size_.block();
-                if (next == begin || todo[next].expert != todo[next - 1].expert) floats += size_.weights();
-                if (next > begin && used + floats > kPackedBudget) break;
-                used += floats;
-            }
-            most = std::max(most, used);
-        }
-        const Scratch memory("grouped_mlp.packed", static_cast<size_t>(most) * 4, exec_);
-        const Scratch scratch("grouped_mlp.rows",
-                              static_cast<size_t>(size_.per_thread() * exec_.threads->size()) * 4, exec_);
-        size_t begin = 0;
-        for (const size_t end : ends) {
-            run_wave(&todo[begin], &todo[0] + end, memory.as<float>(), scratch.as<float>());
-            begin = end;
+        for (const auto& wave : waves) most = std::max(most, floats(wave));
+        const Scratch kept("grouped_mlp.wave", scratch_bytes(most), exec_);
+        for (std::vector<Part> wave : waves) {
+            place(wave, kept.as<float>());
+            run_rows(wave);
+            run_weights(wave);
         }
     }
 
   private:
-    void clear_empty() const {
+    // As many rows a wave as the budget holds, cut where the sums over rows are.
+    std::vector<std::vector<Part>> plan() const {
+        std::vector<std::vector<Part>> waves;
+        int64_t room = 0;
         for (size_t e = 0; e < experts_.size(); ++e) {
-            if (experts_[e].rows > 0) continue;
-            const auto index = static_cast<int64_t>(e);
-            if (args_.beta_gate_up == 0) clear(args_.dgate_up.at(index));
-            if (args_.beta_down == 0) clear(args_.ddown.at(index));
+            const auto [first, rows] = experts_[e];
+            for (int64_t done = 0; done < rows;) {
+                int64_t fit = (room - size_.weights()) / size_.kept_row();
+                if (fit < rows - done) fit = fit / kSliceRows * kSliceRows;
+                if (fit <= 0) {
+                    waves.emplace_back();
+                    room = std::max(kPackedBudget, size_.weights() + kSliceRows * size_.kept_row());
+                    continue;
+                }
+                const int64_t count = std::min(fit, rows - done);
+                waves.back().push_back({static_cast<int64_t>(e), done, count, first + done, {}, {}, {}, {}});
+                room -= size_.weights() + round_up(count * size_.kept_row(), 16);
+                done += count;
+            }
         }
+        return waves;
     }
-    static void clear(const View& out) {
-        for (int64_t i = 0; i < out.size(0); ++i)
-            std::fill_n(out.as<float>() + i * out.stride[0], out.size(1), 0.0f);
+    int64_t floats(const std::vector<Part>& wave) const {
+        int64_t total = 0;
+        for (const Part& part : wave) total += size_.weights() + round_up(part.rows * size_.kept_row(), 16);
+        return total;
     }
 
-    void run_wave(const Chunk* begin, const Chunk* end, float* memory, float* scratch) const {
-        std::vector<WeightPacking> packing;
-        std::vector<ExpertWeights> weights;  // of a chunk
-        std::vector<PackedRows> packed;
-        std::vector<int64_t> ends;
-        for (const Chunk* chunk = begin; chunk != end; ++chunk) {
-            if (chunk == begin || chunk->expert != chunk[-1].expert) {
-                const int64_t hidden = size_.hidden, intermediate = size_.intermediate;
-                packing.push_back(
-                    {Matrix(args_.down.at(chunk->expert)), false, hidden, intermediate, memory});
-                packing.push_back({Matrix(args_.gate_up.at(chunk->expert)), false, 2 * intermediate, hidden,
-                                   memory + size_.down()});
-                memory += size_.weights();
-            }
-            weights.push_back(
-                {packing[packing.size() - 2].right(size_.isa), packing.back().right(size_.isa)});
-            const int64_t blocks = ceil_div(chunk->rows, kDepth);
-            PackedRows rows{};
-            rows.dc = memory;
-            rows.dy = rows.dc + blocks * size_.dc();
-            rows.activation = rows.dy + blocks * size_.dy();
-            rows.x = rows.activation + blocks * size_.activation();
-            memory = rows.x + blocks * size_.x();
-            packed.push_back(rows);
-            ends.push_back((ends.empty() ? 0 : ends.back()) + ceil_div(chunk->rows, kBlockRows));
+    // Gives every part its memory and packs its weights.
+    void place(std::vector<Part>& wave, float* memory) const {
+        std::vector<WeightPacking> weights;
+        for (Part& part : wave) {
+            const int64_t hidden = size_.hidden, intermediate = size_.intermediate;
+            weights.push_back({Matrix(args_.down.at(part.expert)), false, hidden, intermediate, memory});
+            part.down = weights.back().right(size_.isa);
+            weights.push_back({Matrix(args_.gate_up.at(part.expert)), false, 2 * intermediate, hidden,
+                               memory + size_.down()});
+            part.gate_up = weights.back().right(size_.isa);
+            memory += size_.weights();
+            part.dc = Matrix(memory, size_.dtype, size_.wide());
+            part.activation = Matrix(part.dc.at(part.rows, 0).data, size_.dtype, size_.narrow());
+            memory += round_up(part.rows * size_.kept_row(), 16);
         }
-        pack_weights(packing, exec_);
-        with_float_type(args_.x.dtype, [&](auto type) {
+        pack_weights(weights, exec_);
+    }
+
+    void run_rows(const std::vector<Part>& wave) const {
+        const Scratch scratch("grouped_mlp.rows", scratch_bytes(size_.per_thread() * exec_.threads->size()),
+                              exec_);
+        const int64_t height = block_rows(size_.isa);
+        std::vector<int64_t> ends;
+        for (const Part& part : wave)
+            ends.push_back((ends.empty() ? 0 : ends.back()) + ceil_div(part.rows, height));
+        with_float_type(size_.dtype, [&](auto type) {
             const BackwardBlock<decltype(type)> block{args_, size_};
             exec_.parallel(ends.back(), [&](int64_t piece, int thread) {
                 int64_t local = 0;
-                const size_t item = find_item(ends, piece, local);
-                const Chunk& chunk = begin[item];
-                const int64_t at = local * kBlockRows;
-                const int64_t first = experts_[static_cast<size_t>(chunk.expert)].first + chunk.first;
-                block.run(first + at, at, std::min(kBlockRows, chunk.rows - at), weights[item], packed[item],
-                          scratch + thread * size_.per_thread());
+                const Part& part = wave[find_item(ends, piece, local)];
+                block.run(part, local * height, std::min(height, part.rows - local * height),
+                          scratch.as<float>() + thread * size_.per_thread());
             });
         });
-        std::vector<PackedChunk> gate_up, down;
-        for (const Chunk* chunk = begin; chunk != end; ++chunk) {
-            const PackedRows& rows = packed[static_cast<size_t>(chunk - begin)];
-            const View dgate_up = args_.dgate_up.at(chunk->expert), ddown = args_.ddown.at(chunk->expert);
-            gate_up.push_back({chunk->rows, rows.dc, rows.x, dgate_up.as<float>(), dgate_up.stride[0],
-                               args_.beta_gate_up != 0 || chunk->first > 0});
-            down.push_back({chunk->rows, rows.dy, rows.activation, ddown.as<float>(), ddown.stride[0],
-                            args_.beta_down != 0 || chunk->first > 0});
+    }
+
+    void run_weights(const std::vector<Part>& wave) const {
+        DepthProducts gate_up{.m = 2 * size_.intermediate, .n = size_.hidden};
+        DepthProducts down{.m = size_.hidden, .n = size_.intermediate};
+        for (const Part& part : wave) {
+            const bool later = part.first > 0;
+            gate_up.groups.push_back({.rows = part.rows,
+                                      .a = part.dc,
+                                      .b = Matrix(args_.x).at(part.row, 0),
+                                      .out = Matrix(args_.dgate_up.at(part.expert)),
+                                      .accumulate = later || args_.beta_gate_up != 0});
+            down.groups.push_back({.rows = part.rows,
+                                   .a = Matrix(args_.dy).at(part.row, 0),
+                                   .b = part.activation,
+                                   .out = Matrix(args_.ddown.at(part.expert)),
+                                   .accumulate = later || args_.beta_down != 0});
         }
-        multiply_chunks(2 * size_.intermediate, size_.hidden, gate_up, exec_);
-        multiply_chunks(size_.hidden, size_.intermediate, down, exec_);
+        run_products(gate_up, exec_);
+        run_products(down, exec_);
+    }
+
+    // Zeros, where nothing is added up.
+    void add_empty_experts() const {
+        DepthProducts gate_up{.m = 2 * size_.intermediate, .n = size_.hidden};
+        DepthProducts down{.m = size_.hidden, .n = size_.intermediate};
+        for (size_t e = 0; e < experts_.size(); ++e) {
+            if (experts_[e].rows > 0) continue;
+            const auto index = static_cast<int64_t>(e);
+            gate_up.groups.push_back(
+                {.out = Matrix(args_.dgate_up.at(index)), .accumulate = args_.beta_gate_up != 0});
+            down.groups.push_back({.out = Matrix(args_.ddown.at(index)), .accumulate = args_.beta_down != 0});
+        }
+        run_products(gate_up, exec_);
+        run_products(down, exec_);
     }
 
     const GroupedMlpBackwardArgs& args_;
