@@ -1,8 +1,9 @@
 // What attention's forward and backward share: the band of visible keys, tiles of scores with queries in the
 // vector lanes, and loads of rows as fp32. Included by attention's cpu files alone.
 //
-// A tile holds scores transposed, (keys, kQueries): the softmax of a query then runs down a lane, without
-// sums across a vector; both products that need a query's statistics find them in vectors too.
+// A tile holds scores transposed, (keys, queries): the softmax of a query then runs down a lane, without sums
+// across a vector. What belongs to queries and is summed over keys (the output, dq) stays transposed as well,
+// (head_dim, queries): a tile is then a right operand as it lies.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +16,10 @@
 
 namespace moebius::ops::cpu {
 
-inline constexpr int64_t kQueries = 96;  // of a tile; a multiple of tile_columns
-inline constexpr int64_t kStrip =
-    32;  // queries whose scores are skipped together; a multiple of tile_columns
-inline constexpr float kLowest =
-    -3e38f;  // below every score, finite, so that lowest − lowest is 0 and not NaN
+// Queries of a tile: a multiple of tile_columns.
+inline constexpr int64_t kQueries = 96;
+// Below every score, and finite, so that its difference to itself is 0 and not NaN.
+inline constexpr float kLowest = -3e38f;
 
 // Keys of a tile: whole register tiles.
 inline int64_t keys_of_tile(Isa isa) {
@@ -42,16 +42,17 @@ MOEBIUS_INLINE Range intersection(Range a, Range b) {
 // Which keys a query sees: the last `window` up to its own. All positions count from the sequence's start.
 struct Band {
     int64_t window;
-    Range keys_of(Range queries) const {  // that any of them sees
+    // Keys that any of the queries sees, and that each of them sees.
+    Range keys_of(Range queries) const {
         return {std::max<int64_t>(0, queries.begin - window + 1), queries.end};
     }
-    Range keys_common_to(Range queries) const {  // that each of them sees
+    Range keys_common_to(Range queries) const {
         return {std::max<int64_t>(0, queries.end - window), queries.begin + 1};
     }
-    Range queries_of(Range keys) const {
-        return {keys.begin, keys.end + window - 1};
-    }                                              // that see any of them
-    bool dense(Range queries, Range keys) const {  // each query sees each key
+    // Queries that see any of the keys.
+    Range queries_of(Range keys) const { return {keys.begin, keys.end + window - 1}; }
+    // Each query sees each key.
+    bool dense(Range queries, Range keys) const {
         const Range common = keys_common_to(queries);
         return common.begin <= keys.begin && keys.end <= common.end;
     }
