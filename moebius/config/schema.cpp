@@ -147,8 +147,8 @@ static void batch_fields(Visitor& v, Dataset& s) {
              .range = {.at_least = 1}});
     v.field({.key = "num_workers",
              .value = &s.num_workers,
-             .help = "Threads that read and tokenize",
-             .range = {.at_least = 1}});
+             .help = "Threads that make batches ahead; 0: made when they are asked for",
+             .range = {.at_least = 0}});
     v.field({.key = "prefetch_factor",
              .value = &s.prefetch_factor,
              .help = "Batches a worker prepares ahead",
@@ -393,8 +393,8 @@ static void weight_fields(Visitor& v, TrainConfig& s) {
              .help = "No weight decay on embeddings either"});
     v.field({.key = "clip_grad_norm",
              .value = &s.clip_grad_norm,
-             .help = "Largest global gradient norm",
-             .range = {.above = 0}});
+             .help = "Largest global gradient norm; 0: no clipping",
+             .range = {.at_least = 0}});
 }
 
 void fields(Visitor& v, TrainConfig& s) {

@@ -171,7 +171,9 @@ bool Trainer::try_resume() {
     for (StateEntry& buffer : model_.decoder().buffers()) entries.push_back(std::move(buffer));
     found->load(model_.layouts(), entries);
     window_ = MetricWindow::parse(saved.window);
-    position_ = data::resplit(found->rank_texts(), 1).front();
+    // The same layout goes on from its own text; another one's positions are joined.
+    const std::vector<std::string> positions = found->rank_texts();
+    position_ = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
     note(fmt::format("resumed from {} at step {}", where, update_));
     return true;
 }

@@ -225,7 +225,7 @@ TEST(Load, RangesNameTheBounds) {
     EXPECT_EQ(error_with({"validation.fraction=0.51"}),
               "validation.fraction = 0.51 must be above 0 and at most 0.5 (command line)");
     EXPECT_EQ(load_with({"validation.fraction=0.5"}).config.validation.fraction, 0.5);
-    EXPECT_EQ(error_with({"clip_grad_norm=0"}), "clip_grad_norm = 0 must be above 0 (command line)");
+    EXPECT_EQ(error_with({"clip_grad_norm=-1"}), "clip_grad_norm = -1 must be at least 0 (command line)");
 }
 
 TEST(Load, ChoicesAreChecked) {

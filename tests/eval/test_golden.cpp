@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "moebius/base/error.h"
 #include "moebius/checkpoint/safetensors.h"
@@ -32,6 +34,17 @@ std::vector<double> read(const checkpoint::SafetensorsReader& file, const std::s
         for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(floats[i]);
     }
     return values;
+}
+
+// The golden gradients were read after torch had clipped them in place to norm 1: the factor that does the
+// same.
+double clip_factor(const checkpoint::SafetensorsReader& ours, const checkpoint::SafetensorsReader& expected) {
+    double total = 0;
+    for (const checkpoint::TensorInfo& info : expected.tensors()) {
+        if (!info.name.starts_with("grad.")) continue;
+        for (const double g : read(ours, info.name)) total += g * g;
+    }
+    return std::min(1.0, 1.0 / (std::sqrt(total) + 1e-6));
 }
 
 // ‖a − b‖ / ‖b‖; the reference's norm must be above zero.
@@ -81,16 +94,25 @@ TEST_P(Golden, ForwardAndGradients) {
 
     checkpoint::FileSystem& files = checkpoint::real_file_system();
     const checkpoint::SafetensorsReader expected(files, folder / "expected.safetensors"), ours(files, output);
-    // bf16: rounding of weights and activations alone; a wrong kernel is off by far more.
-    const double tolerance = c.dtype == DType::F32 ? 1e-5 : 0.06;
+    // bf16: twice the error that transformers' own bf16 run has against its fp32 run (a few per cent, or the
+    // rounding of one number where that happens to be less).
+    std::ifstream table(folder / "bf16_error.json");
+    const auto bf16_error = nlohmann::json::parse(table);
+    const auto tolerance = [&](const std::string& name) {
+        return c.dtype == DType::F32 ? 1e-5 : std::max(2.0 * bf16_error.at(name).get<double>(), 0x1p-8);
+    };
+    const double clip = clip_factor(ours, expected);
     int compared = 0;
     for (const checkpoint::TensorInfo& info : expected.tensors()) {
         const bool wanted = info.name == "logits" || info.name == "loss" || info.name == "aux_loss" ||
                             info.name.starts_with("router_logits.") || info.name.starts_with("grad.");
         if (wanted) {
             EXPECT_EQ(ours.at(info.name).shape, info.shape) << info.name;
-            EXPECT_LE(relative_error(read(ours, info.name), read(expected, info.name)), tolerance)
-                << info.name;
+            std::vector<double> values = read(ours, info.name);
+            if (info.name.starts_with("grad.")) {
+                for (double& value : values) value *= clip;
+            }
+            EXPECT_LE(relative_error(values, read(expected, info.name)), tolerance(info.name)) << info.name;
             ++compared;
         } else if (info.name.starts_with("topk_indices.") && c.dtype == DType::F32) {
             EXPECT_EQ(read(ours, info.name), read(expected, info.name)) << info.name;

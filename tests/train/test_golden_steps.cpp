@@ -92,7 +92,8 @@ TEST_P(GoldenSteps, ThreeUpdates) {
         if (update < 4) {
             // Compared after the third update, before the fourth.
             if (update != 3) continue;
-            for (const checkpoint::ExportPiece& piece : model.layouts().back().pieces) {
+            const std::vector<checkpoint::NameLayout> layouts = model.layouts();
+            for (const checkpoint::ExportPiece& piece : layouts.back().pieces) {
                 std::string theirs = "param_after." + piece.external_name;
                 ASSERT_NE(expected.find(theirs), nullptr) << theirs;
                 std::vector<float> reference(static_cast<size_t>(piece.count));

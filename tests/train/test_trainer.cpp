@@ -60,6 +60,7 @@ class Trainer : public testing::Test {
 
     std::vector<std::string> overrides(const std::string& run, std::vector<std::string> more = {}) const {
         std::vector<std::string> all = {"config_name_or_path=l0_sanity",
+                                        "checkpoint.ckpt_dir=null",
                                         "dataset.path=" + (folder_ / "genome.fa").string(),
                                         "config_kwargs.hidden_size=32",
                                         "config_kwargs.intermediate_size=48",
@@ -94,11 +95,13 @@ class Trainer : public testing::Test {
     // Every byte of a checkpoint's tensors.
     std::string tensors(const std::string& run, int step) const {
         const fs::path dir = folder_ / run / "checkpoints" / ("step_00000" + std::to_string(step));
-        std::string all;
+        std::vector<fs::path> files;
         for (const auto& entry : fs::recursive_directory_iterator(dir)) {
-            if (entry.path().extension() == ".safetensors")
-                all += entry.path().filename().string() + read(entry.path());
+            if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
         }
+        std::sort(files.begin(), files.end());
+        std::string all;
+        for (const fs::path& file : files) all += file.filename().string() + read(file);
         return all;
     }
     std::vector<nlohmann::json> metrics(const std::string& run) const {
