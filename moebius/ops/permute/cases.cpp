@@ -243,20 +243,15 @@ Case gather_case(const RowsProblem& p) {
                                    .outputs = {{"combined", "x"}},
                                    .wrt = {{"dot_with", "out"}, {"weights", "dots"}}};
     }
-    if (r->topk > 1) {
-        c.mutants.push_back({"takes the copy for the token", [=](const Views& v, const Exec& exec) {
+    if (r->tokens > 1) {
+        c.mutants.push_back({"takes the next token", [=](const Views& v, const Exec& exec) {
                                  GatherRowsArgs args = gather_args(v, r->topk);
-                                 std::vector<int32_t> source(static_cast<size_t>(r->copies()));
-                                 for (int64_t m = 0; m < r->copies(); ++m) {
-                                     const int64_t copy = r->source[static_cast<size_t>(m)];
-                                     const int64_t token = copy % r->tokens;
-                                     source[static_cast<size_t>(m)] =
-                                         static_cast<int32_t>(token * r->topk + copy % r->topk);
-                                 }
+                                 std::vector<int32_t> source;
+                                 for (const int64_t copy : r->source)
+                                     source.push_back(static_cast<int32_t>((copy + r->topk) % r->copies()));
                                  args.source = View(source.data(), DType::I32, {r->copies()});
                                  gather_rows(args, exec);
                              }});
-        if (r->tokens == 1) c.mutants.pop_back();  // there is one token to take
     }
     if (p.weighted) {
         c.mutants.push_back({"drops the weights", [=](const Views& v, const Exec& exec) {
