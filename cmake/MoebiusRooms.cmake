@@ -61,7 +61,7 @@ function(moebius_program)
     if(sources)
         add_executable(moebius ${sources})
         target_link_libraries(moebius PRIVATE moebius_train moebius_private CLI11::CLI11
-            spdlog::spdlog_header_only fmt::fmt-header-only nlohmann_json::nlohmann_json)
+            fmt::fmt-header-only nlohmann_json::nlohmann_json)
         moebius_add_licenses(moebius)
         if(MOEBIUS_STATIC_LIBRARIES AND NOT MOEBIUS_SANITIZE)
             target_link_options(moebius PRIVATE -static-libstdc++ -static-libgcc)

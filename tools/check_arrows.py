@@ -45,7 +45,6 @@ LIBRARIES = {
     "simdjson": ["data"],
     "fmt/": ANY_ABOVE_BASE,
     "CLI/": ["cli"],
-    "spdlog/": ["cli"],
     "htslib/": ["data"],
     "arrow/": ["data"],
     "parquet/": ["data"],
