@@ -83,7 +83,13 @@ void sum_slice(const Plan& plan, const Tile& tile, int64_t slice, float* scratch
         pack_left_panels(isa, tile.rows, depth, tile.group->a.at(row, tile.row), scratch, a.panel_stride);
         pack_right_panels(isa, false, depth, tile.columns, tile.group->b.at(row, tile.column), right,
                           b.panel_stride);
-        multiply(isa, tile.rows, tile.columns, depth, a, b, sums, stride, row > begin);
+        const int64_t next = row + depth, next_rows = std::min(kDepth, tile.group->rows - next);
+        Ahead ahead;
+        if (next_rows > 0) {
+            add_ahead(ahead, tile.group->a.at(next, tile.row), next_rows, tile.rows);
+            add_ahead(ahead, tile.group->b.at(next, tile.column), next_rows, tile.columns);
+        }
+        multiply(isa, tile.rows, tile.columns, depth, a, b, sums, stride, row > begin, &ahead);
     }
 }
 

@@ -32,8 +32,9 @@ MOEBIUS_INLINE void with_rows(int64_t rows, F&& f) {
 struct MultiplyBody {
     template <Isa isa, bool panel>
     MOEBIUS_INLINE static void blocks(int64_t m, int64_t n, int64_t k, Left left, Right right, float* c,
-                                      int64_t c_stride, bool accumulate) {
+                                      int64_t c_stride, bool accumulate, Ahead* ahead) {
         constexpr int64_t kRows = kTileRows<isa>, kColumns = kTileColumns<isa>;
+        constexpr int64_t kPieceFloats = Ahead::kPiece / static_cast<int64_t>(sizeof(float));
         const int64_t a_tile = panel ? left.panel_stride : kRows * left.row_stride;
         const int64_t whole = m / kRows, rest = m % kRows;
         for (int64_t p = 0; p < k; p += kDepth) {
@@ -48,25 +49,31 @@ struct MultiplyBody {
             for (int64_t j = 0; j < n; j += kColumns) {
                 const float* b = right.data + j / kColumns * right.panel_stride + p * kColumns;
                 const int64_t columns = std::min(kColumns, n - j);
+                // The panel after this one, or the first of the next block, comes in meanwhile, and what the
+                // caller asked for.
+                const float* next =
+                    j + kColumns < n ? b + right.panel_stride : right.data + (p + kDepth) * kColumns;
                 for (int64_t i = 0; i < whole; ++i) {
-                    register_tile<isa, kRows, panel>(depth, a + i * a_tile, left.row_stride, b,
-                                                     c + i * kRows * c_stride + j, c_stride, columns, add);
+                    register_tile<isa, kRows, panel>(
+                        depth, a + i * a_tile, left.row_stride, b, c + i * kRows * c_stride + j, c_stride,
+                        columns, add, next + i * kPieceFloats, ahead ? ahead->next(b) : nullptr);
                 }
                 if (rest == 0) continue;
                 with_rows<kRows - 1>(rest, [&](auto rows) MOEBIUS_INLINE_LAMBDA {
                     register_tile<isa, rows, panel>(depth, a + whole * a_tile, left.row_stride, b,
-                                                    c + whole * kRows * c_stride + j, c_stride, columns, add);
+                                                    c + whole * kRows * c_stride + j, c_stride, columns, add,
+                                                    next, b);
                 });
             }
         }
     }
     template <Isa isa>
     MOEBIUS_INLINE static void run(int64_t m, int64_t n, int64_t k, Left left, Right right, float* c,
-                                   int64_t c_stride, bool accumulate) {
+                                   int64_t c_stride, bool accumulate, Ahead* ahead) {
         if (left.panel_stride) {
-            blocks<isa, true>(m, n, k, left, right, c, c_stride, accumulate);
+            blocks<isa, true>(m, n, k, left, right, c, c_stride, accumulate, ahead);
         } else {
-            blocks<isa, false>(m, n, k, left, right, c, c_stride, accumulate);
+            blocks<isa, false>(m, n, k, left, right, c, c_stride, accumulate, ahead);
         }
     }
 };
@@ -246,14 +253,14 @@ Right pack_right(Isa isa, bool transposed, int64_t k, int64_t n, const T* b, int
 }
 
 void multiply(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right right, float* c, int64_t c_stride,
-              bool accumulate) {
+              bool accumulate, Ahead* ahead) {
     if (k == 0 && !accumulate) {
         for (int64_t i = 0; i < m; ++i) std::fill_n(c + i * c_stride, n, 0.0f);
     }
     const int64_t block = block_rows(isa);
     for (int64_t i = 0; i < m; i += block) {
         with_isa<MultiplyBody>(isa, std::min(block, m - i), n, k, left_at(isa, left, i, 0), right,
-                               c + i * c_stride, c_stride, accumulate);
+                               c + i * c_stride, c_stride, accumulate, ahead);
     }
 }
 

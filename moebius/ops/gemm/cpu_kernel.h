@@ -53,9 +53,40 @@ Left pack_left(Isa isa, bool transposed, int64_t m, int64_t k, const T* a, int64
 template <class T>
 Right pack_right(Isa isa, bool transposed, int64_t k, int64_t n, const T* b, int64_t stride, float* packed);
 
+// Memory to be fetched into the second-level cache while something is multiplied: what the caller needs next.
+// A hint, without effect on results.
+class Ahead {
+  public:
+    static constexpr int64_t kPiece = 4096;  // bytes a register tile fetches
+    // At most four times.
+    void add(const void* data, int64_t bytes) {
+        if (bytes > 0 && count_ < 4) ranges_[count_++] = {static_cast<const char*>(data), bytes};
+    }
+    // The next piece, or `otherwise` after the last.
+    [[gnu::always_inline]] inline const char* next(const void* otherwise) {
+        if (range_ == count_) return static_cast<const char*>(otherwise);
+        const char* piece = ranges_[range_].data + at_;
+        at_ += kPiece;
+        if (at_ >= ranges_[range_].bytes) {
+            at_ = 0;
+            ++range_;
+        }
+        return piece;
+    }
+
+  private:
+    struct Range {
+        const char* data;
+        int64_t bytes;
+    };
+    Range ranges_[4];
+    int count_ = 0, range_ = 0;
+    int64_t at_ = 0;
+};
+
 // C (m, n) = (accumulate ? C : 0) + A B.
 void multiply(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right right, float* c, int64_t c_stride,
-              bool accumulate);
+              bool accumulate, Ahead* ahead = nullptr);
 
 // All at once, for small tiles: C = (accumulate ? C : 0) + op(A) op(B), op transposing where asked: a is then
 // (k, m), b (n, k). Plain f32 rows of A are used where they lie. `scratch` (64-byte aligned) holds

@@ -48,7 +48,8 @@ int64_t weight_columns(Isa isa, int64_t n, int64_t k) {
 
 // One block of rows times columns [column, column + columns) of a packed unit.
 void row_block(const RowProducts& p, const WeightUnit& unit, Right right, int64_t row, int64_t rows,
-               int64_t column, int64_t columns, Isa isa, float* left_scratch, float* sum_scratch) {
+               int64_t column, int64_t columns, Isa isa, float* left_scratch, float* sum_scratch,
+               Ahead& ahead) {
     const int64_t at = unit.group->first + row;
     const Left left = pack_left(isa, rows, p.k, p.a.at(at, 0), left_scratch);
     const bool direct = p.out.dtype == DType::F32 && unit.group->bias == nullptr;
@@ -63,7 +64,7 @@ void row_block(const RowProducts& p, const WeightUnit& unit, Right right, int64_
                 widen_rows(isa, rows, count, static_cast<const T*>(out.data), out.stride, sums, stride);
             });
         }
-        multiply(isa, rows, count, p.k, left, right_at(isa, right, 0, j), sums, stride, p.accumulate);
+        multiply(isa, rows, count, p.k, left, right_at(isa, right, 0, j), sums, stride, p.accumulate, &ahead);
         if (direct) continue;
         const void* bias = unit.group->bias ? static_cast<const char*>(unit.group->bias) +
                                                   (unit.column + j) * (bits(p.bias_dtype) / 8)
@@ -96,9 +97,16 @@ void multiply_rows(const RowProducts& p, const std::vector<WeightUnit>& units, c
         const int64_t row = local / across * height, column = local % across * width;
         float* left = scratch + thread * scratch_stride;
         float* sums = left + packed_left_floats(isa, false, height, p.k);
+        // Rows that this thread will probably take next.
+        const int64_t later = row + height * exec.threads->size();
+        Ahead ahead;
+        if (later < unit.group->rows) {
+            add_ahead(ahead, p.a.at(unit.group->first + later, 0), std::min(height, unit.group->rows - later),
+                      p.k);
+        }
         row_block(p, unit, {packed + unit.offset, tile_columns(isa) * p.k}, row,
                   std::min(height, unit.group->rows - row), column, std::min(width, unit.columns - column),
-                  isa, left, sums);
+                  isa, left, sums, ahead);
     });
 }
 
@@ -161,11 +169,15 @@ void pack_weights(const std::vector<WeightPacking>& weights, const Exec& exec) {
 }
 
 void multiply_wide(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right right, float* c,
-                   int64_t c_stride, bool accumulate) {
+                   int64_t c_stride, bool accumulate, Ahead* ahead) {
     for (int64_t j = 0; j < n; j += kColumnBlock) {
         multiply(isa, m, std::min(kColumnBlock, n - j), k, left, right_at(isa, right, 0, j), c + j, c_stride,
-                 accumulate);
+                 accumulate, ahead);
     }
+}
+
+void add_ahead(Ahead& ahead, const Matrix& a, int64_t rows, int64_t columns) {
+    if (columns * 5 >= a.stride * 4) ahead.add(a.data, rows * a.stride * (bits(a.dtype) / 8));
 }
 
 void finish_rows(Isa isa, int64_t rows, int64_t n, const float* sums, int64_t stride, const Matrix& out,

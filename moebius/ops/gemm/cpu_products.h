@@ -79,7 +79,9 @@ struct WeightPacking {
 void pack_weights(const std::vector<WeightPacking>& weights, const Exec& exec);
 // multiply, over columns in blocks whose sums stay in the second-level cache.
 void multiply_wide(Isa isa, int64_t m, int64_t n, int64_t k, Left left, Right right, float* c,
-                   int64_t c_stride, bool accumulate);
+                   int64_t c_stride, bool accumulate, Ahead* ahead = nullptr);
+// Rows of a matrix into `ahead`, if little lies between them.
+void add_ahead(Ahead& ahead, const Matrix& a, int64_t rows, int64_t columns);
 // out = the sums, plus scale · bias where given, rounded to out's dtype.
 void finish_rows(Isa isa, int64_t rows, int64_t n, const float* sums, int64_t stride, const Matrix& out,
                  const void* bias = nullptr, DType bias_dtype = DType::F32, const float* scale = nullptr);

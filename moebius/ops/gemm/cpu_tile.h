@@ -111,8 +111,11 @@ MOEBIUS_INLINE void store_tile(const Vector<isa> (&sum)[rows][2], float* c, int6
 // row_stride apart, or, `panel`, interleaved in a left panel.
 template <Isa isa, int rows, bool panel>
 MOEBIUS_INLINE void register_tile(int64_t k, const float* a, int64_t row_stride, const float* b, float* c,
-                                  int64_t c_stride, int64_t columns, bool accumulate) {
+                                  int64_t c_stride, int64_t columns, bool accumulate, const void* fetch,
+                                  const void* fetch_too) {
     constexpr int kWidth = kVector<isa>;
+    const char* fetched = static_cast<const char*>(fetch);
+    const char* fetched_too = static_cast<const char*>(fetch_too);
     // One pointer for three rows: base, base + stride, base + 2·stride are addresses of one instruction.
     constexpr int kGroups = panel ? 1 : (rows + 2) / 3;
     constexpr int kUnroll = 4;
@@ -145,6 +148,10 @@ MOEBIUS_INLINE void register_tile(int64_t k, const float* a, int64_t row_stride,
                             MOEBIUS_INLINE_LAMBDA { group[g] += count * (panel ? kPanelRows<isa> : 1); });
     };
     for (; k >= kUnroll; k -= kUnroll) {
+        __builtin_prefetch(fetched, 0, 2);
+        __builtin_prefetch(fetched_too, 0, 2);
+        fetched += 64;
+        fetched_too += 64;
         unroll<kUnroll>([&](auto p) MOEBIUS_INLINE_LAMBDA { step(p); });
         advance(kUnroll);
     }

@@ -55,7 +55,8 @@ struct ForwardBlock {
         return c;
     }
 
-    void run(const Expert& expert, int64_t row, int64_t rows, float* scratch) const {
+    // `ahead`: rows that this thread will probably take next, fetched during the second product.
+    void run(const Expert& expert, int64_t row, int64_t rows, float* scratch, Ahead& ahead) const {
         const Matrix c = pre_activation(expert, row, rows, scratch);
         float* sums = scratch + at.left;
         T* activation = reinterpret_cast<T*>(sums + at.sums);
@@ -72,12 +73,12 @@ struct ForwardBlock {
         const Matrix y = Matrix(args.y).at(row, 0);
         if constexpr (std::is_same_v<T, float>) {
             multiply_wide(isa, rows, hidden, intermediate, Left{activation, stride}, expert.down,
-                          static_cast<float*>(y.data), y.stride, false);
+                          static_cast<float*>(y.data), y.stride, false, &ahead);
         } else {
             const Left left =
                 pack_left(isa, rows, intermediate, Matrix(activation, DTypeOf<T>::value, stride), scratch);
             multiply_wide(isa, rows, hidden, intermediate, left, expert.down, sums, good_row_stride(hidden),
-                          false);
+                          false, &ahead);
             finish_rows(isa, rows, hidden, sums, good_row_stride(hidden), y);
         }
     }
@@ -94,8 +95,14 @@ void run_wave(const ForwardBlock<T>& block, const std::vector<Expert>& experts, 
         int64_t local = 0;
         const Expert& expert = experts[find_item(ends, piece, local)];
         const int64_t row = local * height;
+        const int64_t later = row + height * exec.threads->size();
+        Ahead ahead;
+        if (later < expert.rows) {
+            add_ahead(ahead, Matrix(block.args.x).at(expert.first + later, 0),
+                      std::min(height, expert.rows - later), block.hidden);
+        }
         block.run(expert, expert.first + row, std::min(height, expert.rows - row),
-                  scratch + thread * block.at.total());
+                  scratch + thread * block.at.total(), ahead);
     });
 }
 

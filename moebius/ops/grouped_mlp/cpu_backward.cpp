@@ -46,13 +46,18 @@ struct BackwardBlock {
     Sizes size;
 
     // Rows [at, at + rows) of the part.
-    void run(const Part& part, int64_t at, int64_t rows, float* scratch) const {
+    void run(const Part& part, int64_t at, int64_t rows, int threads, float* scratch) const {
         const Isa isa = size.isa;
         const int64_t hidden = size.hidden, intermediate = size.intermediate, row = part.row + at;
         float* sums = scratch + size.left();
         // The activation's gradient, rounded where the unfused chain stores it.
         const Left dy = pack_left(isa, rows, hidden, Matrix(args.dy).at(row, 0), scratch);
-        multiply_wide(isa, rows, intermediate, hidden, dy, part.down, sums, size.narrow(), false);
+        const Matrix dc = part.dc.at(at, 0), activation = part.activation.at(at, 0);
+        Ahead ahead;
+        add_ahead(ahead, Matrix(args.c).at(row, 0), rows, 2 * intermediate);
+        add_ahead(ahead, dc, rows, 2 * intermediate);
+        add_ahead(ahead, activation, rows, intermediate);
+        multiply_wide(isa, rows, intermediate, hidden, dy, part.down, sums, size.narrow(), false, &ahead);
         const T* upstream = reinterpret_cast<const T*>(sums);
         if constexpr (!std::is_same_v<T, float>) {
             T* rounded = reinterpret_cast<T*>(scratch);  // dy has been used
@@ -60,7 +65,6 @@ struct BackwardBlock {
                         Matrix(rounded, size.dtype, size.narrow()));
             upstream = rounded;
         }
-        const Matrix dc = part.dc.at(at, 0), activation = part.activation.at(at, 0);
         with_isa<GluBackwardBody>(
             isa, args.options,
             GluBackwardRows<T>{.rows = rows,
@@ -77,12 +81,19 @@ struct BackwardBlock {
                                .y_stride = activation.stride});
         const Matrix dx = Matrix(args.dx).at(row, 0);
         const Left left = pack_left(isa, rows, 2 * intermediate, dc, scratch);
+        // Rows that this thread will probably take next.
+        const int64_t later = at + block_rows(isa) * threads;
+        Ahead next;
+        if (later < part.rows) {
+            add_ahead(next, Matrix(args.dy).at(part.row + later, 0),
+                      std::min(block_rows(isa), part.rows - later), hidden);
+        }
         if constexpr (std::is_same_v<T, float>) {
             multiply_wide(isa, rows, hidden, 2 * intermediate, left, part.gate_up,
-                          static_cast<float*>(dx.data), dx.stride, false);
+                          static_cast<float*>(dx.data), dx.stride, false, &next);
         } else {
             multiply_wide(isa, rows, hidden, 2 * intermediate, left, part.gate_up, sums,
-                          good_row_stride(hidden), false);
+                          good_row_stride(hidden), false, &next);
             finish_rows(isa, rows, hidden, sums, good_row_stride(hidden), dx);
         }
     }
@@ -170,7 +181,7 @@ class Backward {
                 int64_t local = 0;
                 const Part& part = wave[find_item(ends, piece, local)];
                 block.run(part, local * height, std::min(height, part.rows - local * height),
-                          scratch.as<float>() + thread * size_.per_thread());
+                          exec_.threads->size(), scratch.as<float>() + thread * size_.per_thread());
             });
         });
     }
