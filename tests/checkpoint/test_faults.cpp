@@ -49,23 +49,18 @@ class Scene {
   public:
     Scene(int64_t step, int64_t max_checkpoints, bool async, bool can_exchange)
         : step_(step), max_checkpoints_(max_checkpoints), async_(async), can_exchange_(can_exchange) {
-        for (const int64_t before : {1, 2}) save(real, before, before, false);
+        // Saved once, then copied: there are hundreds of scenes.
+        static ScratchFolder whole;
+        if (!std::filesystem::exists(whole.path() / step_name(2)))
+            for (const int64_t step : {1, 2}) save_to(whole.path(), real, step, step, false, 0);
+        std::filesystem::copy(whole.path(), folder(), std::filesystem::copy_options::recursive);
     }
 
     // Saves `step_` with contents of 3.
     void save_third(FileSystem& files) { save(files, step_, 3, async_); }
 
     void save(FileSystem& files, int64_t step, int64_t contents, bool async) {
-        ToyState state({.weight_dtype = DType::BF16, .masters = true});
-        state.fill(contents);
-        Store store({.directory = folder(),
-                     .max_checkpoints = max_checkpoints_,
-                     .async = async,
-                     .max_shard_bytes = 300},
-                    files);
-        store.save(toy_request(state, step, DType::BF16));
-        state.poison();
-        store.wait();
+        save_to(folder(), files, step, contents, async, max_checkpoints_);
     }
 
     // The newest whole one loads, and is the one before or the new one (the new one if `saved`); the next
@@ -94,6 +89,18 @@ class Scene {
     bool can_exchange() const { return can_exchange_; }
 
   private:
+    static void save_to(const Path& folder, FileSystem& files, int64_t step, int64_t contents, bool async,
+                        int64_t max_checkpoints) {
+        ToyState state({.weight_dtype = DType::BF16, .masters = true});
+        state.fill(contents);
+        Store store(
+            {.directory = folder, .max_checkpoints = max_checkpoints, .async = async, .max_shard_bytes = 300},
+            files);
+        store.save(toy_request(state, step, DType::BF16));
+        state.poison();
+        store.wait();
+    }
+
     ScratchFolder scratch_;
     int64_t step_, max_checkpoints_;
     bool async_, can_exchange_;
