@@ -91,7 +91,15 @@ CASES = {
         "config": {"num_local_experts": 1, "num_experts_per_tok": 1},
     },
     "top1": {"about": "one expert of four a token", "config": {"num_experts_per_tok": 1}},
-    "all_experts": {"about": "every token goes to all three experts", "config": {"num_local_experts": 3, "num_experts_per_tok": 3}},
+    "all_experts": {
+        "about": "every token goes to all three experts",
+        "config": {"num_local_experts": 3, "num_experts_per_tok": 3},
+    },
+    "alike": {
+        "about": "tokens that share most of their embedding: what tells keys apart is small beside what they have in common",
+        "config": TWO_LAYERS,
+        "common": 0.6,
+    },
     "pad": {"about": "pad_token_id is set: its row is looked up and gets no gradient", "config": {"pad_token_id": 5}},
     "pad_tied": {
         "about": "pad_token_id with tied embeddings: the row's gradient is the head's alone",
@@ -100,7 +108,7 @@ CASES = {
 }
 
 
-def build_model(config, seed):
+def build_model(case, config, seed):
     """Weights three times the usual, and norms that differ from one: small mistakes show."""
     torch.manual_seed(seed)
     model = MixtralForCausalLM(MixtralConfig(dtype=torch.float32, **config)).float()
@@ -110,11 +118,13 @@ def build_model(config, seed):
                 parameter.mul_(3.0)
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        if "common" in case:
+            model.model.embed_tokens.weight.add_(case["common"] * torch.randn(config["hidden_size"]))
         # transformers starts the padding row at zero; a trained file may hold anything there.
         if config.get("pad_token_id") is not None:
             model.model.embed_tokens.weight[config["pad_token_id"]] = 0.05 * torch.randn(config["hidden_size"])
         for layer in model.model.layers:
-            layer.mlp.gate.weight.mul_(6.0)  # experts that differ clearly
+            layer.mlp.gate.weight.mul_(case.get("gate", 6.0))  # experts that differ clearly
     return model
 
 
@@ -239,7 +249,7 @@ def same_experts(left, right):
 def attempt(case, config, seed, folder):
     """Writes the folder with this seed; None if a token of it is undecided."""
     shutil.rmtree(folder, ignore_errors=True)
-    built = build_model(config, seed)
+    built = build_model(case, config, seed)
     write_folder(case, config, built, folder)
     model = open_folder(folder, torch.float32)
     for (name, value), (_, reference) in zip(model.named_parameters(), built.named_parameters(), strict=True):

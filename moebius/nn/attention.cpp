@@ -12,8 +12,10 @@ struct AttentionContext : Context {
     ContextPtr qkv, out;
     Tensor rotated;  // (T, (heads + 2 kv_heads) · head_dim): q and k after rotation, v
     Tensor y, lse;
+    Tensor y_rest;  // of bf16: what rounding took from y
     int64_t bytes() const override {
-        return (qkv ? qkv->bytes() : 0) + rotated.view().bytes() + y.view().bytes() + lse.view().bytes();
+        return (qkv ? qkv->bytes() : 0) + rotated.view().bytes() + y.view().bytes() + lse.view().bytes() +
+               (y_rest ? y_rest.view().bytes() : 0);
     }
 };
 
@@ -65,12 +67,16 @@ Forward Attention::forward(Activation x, Run& run) {
     Tensor y =
         Tensor::zeros("attention.y", {tokens, options_.heads * options_.head_dim}, run.dtype, run.exec);
     Tensor lse = Tensor::empty("attention.lse", {options_.heads, tokens}, DType::F32, run.exec);
+    const bool rounded = run.pass.save && run.dtype == DType::BF16;
+    const Tensor y_rest =
+        rounded ? Tensor::empty("attention.y_rest", y.shape(), run.dtype, run.exec) : Tensor();
     ops::attention({.shape = shape_of(options_, run),
                     .q = heads.q,
                     .k = heads.k,
                     .v = heads.v,
                     .out = y.view().split_last(options_.head_dim),
-                    .lse = lse},
+                    .lse = lse,
+                    .out_rest = rounded ? y_rest.view().split_last(options_.head_dim) : View()},
                    run.exec);
     Forward out = out_.forward({y}, run);
     if (!run.pass.save) return {out.y, nullptr};
@@ -80,6 +86,7 @@ Forward Attention::forward(Activation x, Run& run) {
     context->rotated = qkv;
     context->y = y;
     context->lse = lse;
+    context->y_rest = y_rest;
     return {out.y, std::move(context)};
 }
 
@@ -88,17 +95,19 @@ Activation Attention::backward(ContextPtr opaque, Activation dy, Run& run) {
     const Activation dattention = out_.backward(std::move(context->out), std::move(dy), run);
     Tensor dqkv = Tensor::zeros("attention.dqkv", context->rotated.shape(), run.dtype, run.exec);
     const Heads heads = split(context->rotated, options_), gradients = split(dqkv, options_);
-    ops::attention_backward({.shape = shape_of(options_, run),
-                             .q = heads.q,
-                             .k = heads.k,
-                             .v = heads.v,
-                             .out = context->y.view().split_last(options_.head_dim),
-                             .lse = context->lse,
-                             .dout = dattention.high.view().split_last(options_.head_dim),
-                             .dq = gradients.q,
-                             .dk = gradients.k,
-                             .dv = gradients.v},
-                            run.exec);
+    ops::attention_backward(
+        {.shape = shape_of(options_, run),
+         .q = heads.q,
+         .k = heads.k,
+         .v = heads.v,
+         .out = context->y.view().split_last(options_.head_dim),
+         .lse = context->lse,
+         .dout = dattention.high.view().split_last(options_.head_dim),
+         .dq = gradients.q,
+         .dk = gradients.k,
+         .dv = gradients.v,
+         .out_rest = context->y_rest ? context->y_rest.view().split_last(options_.head_dim) : View()},
+        run.exec);
     rotate(dqkv, options_, true, run);
     return qkv_.backward(std::move(context->qkv), {dqkv}, run);
 }

@@ -69,12 +69,14 @@ Cost cost(const AttentionBackwardArgs& a) {
 void attention(const AttentionArgs& a, const Exec& exec) {
     check_shape(a.shape);
     check_operands(a.q, a.k, a.v, a.out, a.lse);
+    if (a.out_rest.data) check_heads(a.out_rest, a.q, "out_rest");
     dispatch<AttentionArgs>("attention", kForward, a, exec, cost(a));
 }
 
 void attention_backward(const AttentionBackwardArgs& a, const Exec& exec) {
     check_shape(a.shape);
     check_operands(a.q, a.k, a.v, a.out, a.lse);
+    if (a.out_rest.data) check_heads(a.out_rest, a.q, "out_rest");
     check_heads(a.dout, a.q, "dout");
     check_heads(a.dq, a.q, "dq");
     check_heads(a.dk, a.k, "dk");

@@ -19,6 +19,10 @@ struct AttentionArgs {
     View k, v;  // (T, Hkv, d), Hkv divides Hq: query head h reads kv head h / (Hq / Hkv)
     View out;   // (T, Hq, d)
     View lse;   // (Hq, T) f32 out: log Σ exp of the scaled scores
+    // (T, Hq, d), optional: what rounding to out's type took away. Backward subtracts Σ dout · out from
+    // products that are as large; without the rest, an error of out's rounding is common to all keys of a
+    // query.
+    View out_rest;
 };
 void attention(const AttentionArgs& args, const Exec& exec);
 Cost cost(const AttentionArgs& args);  // of sequences of max_seqlen
@@ -29,6 +33,7 @@ struct AttentionBackwardArgs {
     View q, k, v, out, lse;  // as forward left them
     View dout;               // (T, Hq, d)
     View dq, dk, dv;         // shapes of q, k, v; may be strided like them
+    View out_rest;           // as forward left it, or nothing
 };
 void attention_backward(const AttentionBackwardArgs& args, const Exec& exec);
 Cost cost(const AttentionBackwardArgs& args);

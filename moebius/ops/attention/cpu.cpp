@@ -90,6 +90,23 @@ struct RescaleBody {
     }
 };
 
+// What rounding took from rows of `out`, which are `from` times the row's factor.
+struct StoreRestBody {
+    template <Isa, class T>
+    MOEBIUS_INLINE static void run(const float* from, int64_t from_stride, const T* out, int64_t out_stride,
+                                   T* rest, int64_t rest_stride, int64_t count, int64_t width,
+                                   const float* factors) {
+        for (int64_t row = 0; row < count; ++row) {
+            for (int64_t j = 0; j < width; j += kLanes) {
+                const int64_t some = std::min(kLanes, width - j);
+                const F16 rounded = load_some(out + row * out_stride + j, some);
+                store_some(rest + row * rest_stride + j,
+                           load(from + row * from_stride + j) * factors[row] - rounded, some);
+            }
+        }
+    }
+};
+
 // Sizes and buffers of one call.
 class Forward {
   public:
@@ -130,6 +147,8 @@ class Forward {
     template <class T>
     void end_head(const Sequence& sequence, Range queries, int64_t head, int64_t part,
                   const Buffers& b) const;
+    template <class T>
+    void store_rest(int64_t first, int64_t count, int64_t head, const float* out, const Buffers& b) const;
 
     const AttentionArgs& args_;
     Isa isa_;
@@ -188,8 +207,24 @@ void Forward::end_head(const Sequence& sequence, Range queries, int64_t head, in
     for (int64_t i = 0; i < queries.size(); ++i) b.rescale[i] = 1.0f / sum[i];
     store_transposed(isa_, b.out + part * out_floats(), b.rows, queries.size(), head_dim_,
                      head_at<T>(args_.out, first, head), args_.out.stride[0], b.rescale, 1);
+    if (args_.out_rest.data) store_rest<T>(first, queries.size(), head, b.out + part * out_floats(), b);
     float* lse = args_.lse.as<float>() + head * args_.lse.stride[0] + first;
     for (int64_t i = 0; i < queries.size(); ++i) lse[i] = maximum[i] + std::log(sum[i]);
+}
+
+template <class T>
+void Forward::store_rest(int64_t first, int64_t count, int64_t head, const float* out,
+                         const Buffers& b) const {
+    const int64_t columns = tile_columns(isa_);
+    const T* stored = head_at<T>(args_.out, first, head);
+    T* rest = head_at<T>(args_.out_rest, first, head);
+    const Right panels = pack_right(isa_, true, count, head_dim_, out, kQueries, b.rows);
+    for (int64_t column = 0; column < head_dim_; column += columns) {
+        with_isa<StoreRestBody>(isa_, static_cast<const float*>(right_at(isa_, panels, 0, column).data),
+                                columns, stored + column, args_.out.stride[0], rest + column,
+                                args_.out_rest.stride[0], count, std::min(columns, head_dim_ - column),
+                                static_cast<const float*>(b.rescale));
+    }
 }
 
 template <class T>

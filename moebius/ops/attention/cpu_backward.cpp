@@ -47,7 +47,7 @@ struct ScoreGradientBody {
     }
 };
 
-// delta of a query: Σ dout · out.
+// delta of a query: Σ dout · out, added to what is there.
 struct DeltaBody {
     template <Isa, class T>
     MOEBIUS_INLINE static void run(const float* dout, int64_t dout_stride, const T* out, int64_t out_stride,
@@ -58,7 +58,7 @@ struct DeltaBody {
                 const int64_t some = std::min(kLanes, width - j);
                 total += load(dout + row * dout_stride + j) * load_some(out + row * out_stride + j, some);
             }
-            delta[row] = sum(total);
+            delta[row] += sum(total);
         }
     }
 };
@@ -240,12 +240,15 @@ void Backward::load_queries(const Piece& p, Range queries, int64_t head, const B
     pack_right(isa_, true, head_dim_, kQueries, b.rows, width_, b.packed_dout);
     pack_right(isa_, false, count, head_dim_, b.rows, width_, b.right_dout);
 
-    const T* out = head_at<T>(args_.out, first, head);
-    with_isa<DeltaBody>(isa_, static_cast<const float*>(b.rows), width_, out, args_.out.stride[0], count,
-                        head_dim_, b.delta);
+    std::fill_n(b.delta, kQueries, 0.0f);
+    for (const View& out : {args_.out, args_.out_rest}) {
+        if (!out.data) continue;
+        const T* rows = head_at<T>(out, first, head);
+        with_isa<DeltaBody>(isa_, static_cast<const float*>(b.rows), width_, rows, out.stride[0], count,
+                            head_dim_, b.delta);
+    }
     std::copy_n(args_.lse.as<float>() + head * args_.lse.stride[0] + first, count, b.lse);
     std::fill(b.lse + count, b.lse + kQueries, 0.0f);
-    std::fill(b.delta + count, b.delta + kQueries, 0.0f);
     std::fill_n(b.dq, head_dim_ * kQueries, 0.0f);
 }
 
