@@ -4,8 +4,11 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
+#include <iostream>
 #include <new>
+#include <system_error>
 
 #include "moebius/base/error.h"
 #include "moebius/base/version.h"
@@ -15,7 +18,7 @@
 namespace moebius::cli {
 namespace {
 
-constexpr int kUserError = 1, kUsageError = 2, kInternalError = 3;
+constexpr int kUserError = 1, kUsageError = 2, kInternalError = 3, kReaderLeft = 128 + SIGPIPE;
 
 class CliArguments : public Arguments {
   public:
@@ -64,11 +67,18 @@ int run(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return app.exit(error) == 0 ? 0 : kUsageError;
+        if (app.exit(error) != 0) return kUsageError;
+        if (!std::cout.flush()) throw Error("standard output cannot be written");
+        return 0;
     }
     const std::vector<std::string> command_line(argv, argv + argc);
     for (size_t i = 0; i < commands.size(); ++i) {
-        if (parsers[i]->parsed()) return commands[i]->run(command_line);
+        if (!parsers[i]->parsed()) continue;
+        const int code = commands[i]->run(command_line);
+        if (code != 0 || !output_closed()) return code;
+        // As other programs do: quiet where the reader had enough, an error where the disk is full.
+        if (output_reader_left()) return kReaderLeft;
+        throw Error(fmt::format("standard output cannot be written: {}", output_failure()));
     }
     return kUsageError;
 }
@@ -84,7 +94,13 @@ int main(int argc, char** argv) {
         cli::print_error(std::string("error: ") + error.what());
         return cli::kUserError;
     } catch (const std::bad_alloc&) {
-        cli::print_error("error: out of memory");
+        cli::print_error(
+            "error: out of memory: make dataset.micro_batch_size, dataset.max_seq_length, "
+            "dataset.prefetch_factor or the model (config_kwargs) smaller");
+        return cli::kUserError;
+    } catch (const std::system_error& error) {
+        // Also std::filesystem::filesystem_error: what the system refused, in the system's words.
+        cli::print_error(std::string("error: ") + error.what());
         return cli::kUserError;
     } catch (const std::exception& error) {
         cli::print_error(std::string("internal error: ") + error.what());

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "moebius/base/log.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 std::atomic<bool> stop_flag{false};
 std::atomic<bool> closed{false};
+std::atomic<int> failure{0};
 static_assert(std::atomic<bool>::is_always_lock_free, "set in a signal handler");
 
 void on_signal(int signal) {
@@ -27,9 +29,18 @@ void on_signal(int signal) {
 void print_raw(const std::string& text) {
     if (closed.load()) return;
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+        failure.store(errno);
         closed.store(true);
         stop_flag.store(true);
     }
+}
+
+std::string output_failure() {
+    return std::strerror(failure.load());
+}
+
+bool output_reader_left() {
+    return failure.load() == EPIPE;
 }
 
 void print(const std::string& line) {
@@ -55,6 +66,7 @@ const std::atomic<bool>& install_signals() {
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);
     set_log_sink([](LogLevel level, std::string_view line) {
         if (level == LogLevel::Debug) return;
         const char* prefix = level == LogLevel::Warning ? "warning: "

@@ -12,11 +12,13 @@ namespace moebius::cli {
 void print(const std::string& line);
 void print_raw(const std::string& text);
 bool output_closed();
+std::string output_failure();  // the system's reason
+bool output_reader_left();     // the reason is EPIPE, as with `| head`
 bool output_is_terminal();
 void print_error(const std::string& text);
 
-// SIGINT and SIGTERM set the flag once; a second one ends the process at once. SIGPIPE is ignored. The log's
-// sink becomes stderr.
+// SIGINT and SIGTERM set the flag once; a second one ends the process at once. SIGPIPE and SIGXFSZ are
+// ignored: the write fails instead. The log's sink becomes stderr.
 const std::atomic<bool>& install_signals();
 void request_stop();
 

@@ -72,8 +72,11 @@ class TrainCommand : public Command {
         }
         const train::TrainResult result = train::train(options);
         if (output_closed()) {
-            throw Error(fmt::format("standard output was closed: stopped after step {}, saved in {}",
-                                    result.last_step, result.checkpoint));
+            throw Error(fmt::format("standard output cannot be written ({}): {}", output_failure(),
+                                    result.already_complete
+                                        ? "the run was complete before"
+                                        : fmt::format("stopped after step {}, saved in {}", result.last_step,
+                                                      result.checkpoint)));
         }
         if (result.already_complete) return 0;
         const int64_t steps = result.last_step - result.first_step;

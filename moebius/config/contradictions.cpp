@@ -81,8 +81,9 @@ class Contradictions {
     }
 
     void check_weights() const {
-        if (config_.expert_ffn_mode == "loop" && config_.fusion == "strict") {
-            fail("fusion = strict cannot hold with expert_ffn_mode = loop, which is never fused",
+        if (config_.expert_ffn_mode != "fused_grouped_mlp" && config_.fusion == "strict") {
+            fail(fmt::format("fusion = strict needs expert_ffn_mode = fused_grouped_mlp; {} is never fused",
+                             config_.expert_ffn_mode),
                  {"fusion", "expert_ffn_mode"});
         }
         if (config_.device == "cpu" && config_.cuda_graph == "on") {

@@ -87,10 +87,15 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& entries) {
 
 std::vector<InputFile> describe_inputs(const std::vector<std::string>& paths) {
     std::vector<InputFile> files;
-    for (const std::string& path : paths)
-        files.push_back({.path = path,
-                         .bytes = static_cast<int64_t>(fs::file_size(path)),
-                         .checksum = checksum_of_file(path)});
+    for (const std::string& path : paths) {
+        std::error_code error;
+        const fs::file_status status = fs::status(path, error);
+        if (fs::exists(status) && !fs::is_regular_file(status))
+            throw Error(fmt::format("{} is not a regular file (dataset.path)", path));
+        const auto bytes = static_cast<int64_t>(fs::file_size(path, error));
+        if (error) throw Error(fmt::format("cannot read {}: {} (dataset.path)", path, error.message()));
+        files.push_back({.path = path, .bytes = bytes, .checksum = checksum_of_file(path)});
+    }
     return files;
 }
 

@@ -107,7 +107,8 @@ void check_matches(const Position& saved, const Position& now) {
         if (then != here)
             throw Error(fmt::format(
                 "{} was {} when the data position was saved and is {} now: the run cannot go on from "
-                "it",
+                "it (put it back, or start anew with checkpoint.resume_from_checkpoint=false or another "
+                "logger.run_dir)",
                 key, then, here));
     };
     compare("seed", std::to_string(saved.seed), std::to_string(now.seed));

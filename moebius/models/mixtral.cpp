@@ -106,6 +106,26 @@ nn::AuxLossOptions aux_options(const ModelConfig& c, const ModelOptions& o) {
     return aux;
 }
 
+// Sizes that no machine holds: products of them would overflow, or their names alone fill the memory.
+void check_size(const ModelConfig& c, const nn::DecoderOptions& d) {
+    constexpr double kMostParameters = 1e15;
+    constexpr int64_t kMostLayers = 10'000, kMostExperts = 100'000;
+    const auto number = [](int64_t n) { return static_cast<double>(n); };
+    const nn::AttentionOptions& a = d.layer.attention;
+    const nn::GroupedMlpOptions& e = d.layer.moe.experts;
+    const double hidden = number(a.hidden);
+    const double layer = 2 * (number(a.heads) + number(a.kv_heads)) * number(a.head_dim) * hidden +
+                         (3 * number(e.intermediate) + 1) * number(e.experts) * hidden;
+    const double all = number(d.layers) * layer + 2 * number(d.vocab) * hidden;
+    if (all <= kMostParameters && d.layers <= kMostLayers && e.experts <= kMostExperts) return;
+    refuse(c,
+           fmt::format("a model of {:.3g} parameters is too large (at most {:.0e} parameters, {} layers, {} "
+                       "experts): num_hidden_layers = {}, hidden_size = {}, num_attention_heads = {}, "
+                       "head_dim = {}, num_local_experts = {}, intermediate_size = {}, vocab_size = {}",
+                       all, kMostParameters, kMostLayers, kMostExperts, d.layers, a.hidden, a.heads,
+                       a.head_dim, e.experts, e.intermediate, d.vocab));
+}
+
 nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) {
     refuse_unsupported(c);
     nn::DecoderOptions d;
@@ -148,6 +168,7 @@ nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) 
     if (layer.moe.input_jitter < 0 || layer.moe.input_jitter >= 1) {
         refuse(c, fmt::format("router_jitter_noise = {} must be in [0, 1)", layer.moe.input_jitter));
     }
+    check_size(c, d);
     return d;
 }
 

@@ -25,6 +25,7 @@ class Model {
     ParameterSet& parameters() { return parameters_; }
     const ParameterSet& parameters() const { return parameters_; }
     nn::Decoder& decoder() { return *decoder_; }
+    const nn::Decoder& decoder() const { return *decoder_; }
     const nn::DecoderOptions& options() const { return options_; }
     std::vector<checkpoint::NameLayout> layouts() const { return family_->layouts(options_); }
 

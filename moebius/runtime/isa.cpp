@@ -33,7 +33,8 @@ Isa isa_from_name(std::string_view text) {
         }
         return isa;
     }
-    throw Error(fmt::format("instruction set '{}' is not one of baseline, avx2, avx512", text));
+    throw Error(
+        fmt::format("instruction set '{}' is not one of baseline, avx2, avx512 (MOEBIUS_CPU_ISA)", text));
 }
 
 }  // namespace moebius

@@ -75,6 +75,23 @@ void check_memory_for_parameters(int64_t numel, DType dtype) {
                     numel, static_cast<double>(needed) / kGiB, each, static_cast<double>(there) / kGiB));
 }
 
+void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c) {
+    // One step's batch on the device and one in the loader's hands; more are made ahead.
+    const int64_t origins = shape.max_pieces * static_cast<int64_t>(sizeof(data::SequenceOrigin));
+    const double each = static_cast<double>(data::BatchBuffer::bytes(shape, 1) + origins) *
+                        static_cast<double>(c.grad_acc_steps);
+    const double ahead =
+        static_cast<double>(c.dataset.num_workers) * static_cast<double>(c.dataset.prefetch_factor);
+    const double needed = each * (2 + ahead), there = static_cast<double>(available_memory());
+    if (needed <= there) return;
+    throw DeviceError(fmt::format(
+        "the batches of {} steps, {} x {} tokens each, need {:.2f} GiB, {:.2f} GiB are free: make "
+        "dataset.micro_batch_size = {}, grad_acc_steps = {}, dataset.num_workers = {} or "
+        "dataset.prefetch_factor = {} smaller",
+        2 + ahead, c.grad_acc_steps, shape.capacity, needed / kGiB, there / kGiB, c.dataset.micro_batch_size,
+        c.grad_acc_steps, c.dataset.num_workers, c.dataset.prefetch_factor));
+}
+
 void check_memory_for_step(const StepPlan& plan, const PoolReport& held) {
     // Blocks lie in size classes: an eighth more at most.
     const int64_t needed = plan.bytes + plan.bytes / 8, there = available_memory();

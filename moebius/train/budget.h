@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "moebius/config/schema.h"
 #include "moebius/train/step.h"
 
 namespace moebius::train {
@@ -29,6 +30,7 @@ int64_t available_memory();
 // Throw DeviceError naming the bytes needed, what holds them, and the keys to change, where they exceed what
 // there is.
 void check_memory_for_parameters(int64_t numel, DType dtype);
+void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c);
 void check_memory_for_step(const StepPlan& plan, const PoolReport& held);
 
 }  // namespace moebius::train

@@ -10,7 +10,9 @@ namespace moebius::train {
 namespace {
 
 std::vector<std::string> path_list(const std::string& paths) {
-    // A list is written as one string, its entries separated by commas.
+    // A list is written as one string, its entries separated by commas; a file may have one in its name.
+    std::error_code error;
+    if (std::filesystem::exists(paths, error)) return {paths};
     std::vector<std::string> list;
     size_t begin = 0;
     while (begin <= paths.size()) {
@@ -42,11 +44,21 @@ RunData open_data(const config::TrainConfig& c) {
             run.inputs.push_back(std::move(input));
         return data::Dataset::open(options);
     };
+    // The data room knows dataset.path only.
+    const auto open_as = [&](const char* key, const std::string& paths) {
+        try {
+            return open(paths);
+        } catch (const Error& error) {
+            const std::string text = error.what();
+            if (text.find(key) != std::string::npos) throw;
+            throw Error(fmt::format("{} ({} = {})", text, key, paths));
+        }
+    };
     const data::WindowOptions windows{.max_seq_length = c.dataset.max_seq_length, .stride = c.dataset.stride};
-    run.dataset = open(c.dataset.path);
+    run.dataset = open_as("dataset.path", c.dataset.path);
     run.training_ranges = whole(*run.dataset);
     if (c.validation.enabled && c.validation.data_path) {
-        run.validation_dataset = open(*c.validation.data_path);
+        run.validation_dataset = open_as("validation.data_path", *c.validation.data_path);
         run.held_out_ranges = whole(*run.validation_dataset);
     } else if (c.validation.enabled && c.validation.fraction) {
         data::Split split = data::split_held_out(*run.dataset, *c.validation.fraction);

@@ -1,6 +1,8 @@
 #include "moebius/train/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +12,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/base/version.h"
+#include "moebius/checkpoint/checkpoint.h"
 #include "moebius/checkpoint/file_system.h"
 
 namespace moebius::train {
@@ -59,12 +62,62 @@ void make_run_folder(const std::filesystem::path& folder) {
     }
 }
 
+FolderLock::FolderLock(const std::filesystem::path& folder, const char* key) {
+    const std::filesystem::path path = folder / ".lock";
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+        throw Error(fmt::format("{} = {}: cannot write there: {}", key, folder.string(), error.message()));
+    }
+    file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file_ < 0) {
+        throw Error(
+            fmt::format("{} = {}: cannot write there: {}", key, folder.string(), std::strerror(errno)));
+    }
+    if (flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+    close(file_);
+    throw Error(
+        fmt::format("{} = {} is in use by another run that has not ended; wait for it, stop it, or give this "
+                    "run another folder",
+                    key, folder.string()));
+}
+
+// The file stays: one that is removed could be held by a run that opened it just before.
+FolderLock::~FolderLock() {
+    close(file_);
+}
+
+bool holds_a_run(const std::filesystem::path& folder) {
+    std::error_code error;
+    if (std::filesystem::exists(folder / "run.json", error)) return true;
+    for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+         entry.increment(error)) {
+        if (checkpoint::parse_step_name(entry->path().filename().string())) return true;
+    }
+    return false;
+}
+
 std::filesystem::path set_aside(const std::filesystem::path& folder) {
+    // A name of its own, also where it is written as "." or ends in a slash.
+    const std::filesystem::path plain = std::filesystem::weakly_canonical(folder);
+    if ((std::filesystem::current_path() / "").string().starts_with((plain / "").string())) {
+        throw Error(fmt::format(
+            "{}: holds a run, and checkpoint.resume_from_checkpoint = false would set it aside, but "
+            "it is or holds the current directory: start from elsewhere",
+            folder.string()));
+    }
     for (int n = 1;; ++n) {
-        std::filesystem::path aside = folder;
+        std::filesystem::path aside = plain;
         aside += fmt::format(".old-{}", n);
-        if (std::filesystem::exists(aside)) continue;
-        std::filesystem::rename(folder, aside);
+        std::error_code error;
+        if (std::filesystem::exists(std::filesystem::symlink_status(aside, error))) continue;
+        std::filesystem::rename(plain, aside, error);
+        if (error) {
+            throw Error(
+                fmt::format("{}: cannot be set aside as {}: {} (checkpoint.resume_from_checkpoint = "
+                            "false; another logger.run_dir needs none of this)",
+                            folder.string(), aside.string(), error.message()));
+        }
         return aside;
     }
 }

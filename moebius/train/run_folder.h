@@ -29,6 +29,22 @@ std::string run_json(const RunRecord& record);
 
 // Makes the folder; throws Error naming path and key where it cannot be written.
 void make_run_folder(const std::filesystem::path& folder);
+
+// Holds a folder, made if absent, for one run at a time: a second one gets an Error naming `key`. A process
+// that dies gives it back, however it dies; where the file system knows no locks, nothing is held.
+class FolderLock {
+  public:
+    FolderLock(const std::filesystem::path& folder, const char* key);
+    ~FolderLock();
+    FolderLock(const FolderLock&) = delete;
+    FolderLock& operator=(const FolderLock&) = delete;
+
+  private:
+    int file_ = -1;
+};
+
+// A run or its checkpoints were here: what set_aside may take. A folder with anything else is left alone.
+bool holds_a_run(const std::filesystem::path& folder);
 // Sets a former run's folder aside under the first free name `folder`.old-N and returns that.
 std::filesystem::path set_aside(const std::filesystem::path& folder);
 // Whole or not at all.

@@ -1,6 +1,7 @@
 #include "moebius/train/trainer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -29,6 +30,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 constexpr int64_t kFinalValidationBatches = 100;
+constexpr const char *kRunDir = "logger.run_dir", *kCkptDir = "checkpoint.ckpt_dir";
 
 class Trainer {
   public:
@@ -40,6 +42,7 @@ class Trainer {
     bool try_resume();
     void fill_model();
     void make_step();
+    void note_fusion() const;
     void choose_steps();
     void loop();
     void one_step();
@@ -64,6 +67,7 @@ class Trainer {
     RunData data_;
     std::unique_ptr<data::Loader> loader_;
     std::optional<Step> step_;
+    std::optional<FolderLock> run_lock_, ckpt_lock_;  // given back after the last save
     std::unique_ptr<checkpoint::Store> store_;
     std::unique_ptr<MetricsFile> metrics_;
     Schedule schedule_;
@@ -106,22 +110,28 @@ TrainResult Trainer::run() {
 
 // Folder, checkpoint to resume from, memory, data, step.
 void Trainer::open_run() {
+    // What can be told from data and model alone is told before anything is made.
+    check_memory_for_batches(data::batch_shape(*data_.training, loader_options(c_)), c_);
+    check_memory_for_parameters(model_.parameters().numel(), run_.dtype);
     const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
     if (!c_.checkpoint.resume_from_checkpoint) {
-        const bool nested = ckpt_dir.string().starts_with(run_dir_.string() + "/");
-        for (const auto& folder : {run_dir_, ckpt_dir}) {
-            if ((folder == ckpt_dir && nested) || !std::filesystem::exists(folder)) continue;
-            if (std::filesystem::is_empty(folder)) continue;
+        // The one inside the other goes with it, so that nothing is left for the second turn.
+        for (const auto& [folder, key] : {std::pair(run_dir_, kRunDir), std::pair(ckpt_dir, kCkptDir)}) {
+            if (!holds_a_run(folder)) continue;
+            const FolderLock held(folder, key);
             note(fmt::format("{}: set aside as {}", folder.string(), set_aside(folder).string()));
         }
     }
     make_run_folder(run_dir_);
+    run_lock_.emplace(run_dir_, kRunDir);
+    // Held before the store looks: it clears away what looks half-written.
+    std::error_code error;
+    if (!std::filesystem::equivalent(run_dir_, ckpt_dir, error)) ckpt_lock_.emplace(ckpt_dir, kCkptDir);
     store_ = std::make_unique<checkpoint::Store>(
         checkpoint::StoreOptions{.directory = ckpt_dir,
                                  .max_checkpoints = c_.checkpoint.max_checkpoints,
                                  .async = c_.checkpoint.async_save},
         checkpoint::real_file_system());
-    check_memory_for_parameters(model_.parameters().numel(), run_.dtype);
     model_.place({.dtype = run_.dtype, .train = true}, run_.exec);
     num_steps_ = c_.num_train_steps;
     const bool resumed = c_.checkpoint.resume_from_checkpoint && try_resume();
@@ -149,8 +159,17 @@ void Trainer::open_run() {
 }
 
 bool Trainer::try_resume() {
-    const auto found = checkpoint::latest(checkpoint::real_file_system(), c_.checkpoint.ckpt_dir);
-    if (!found) return false;
+    std::vector<std::string> skipped;
+    const auto found = checkpoint::latest(checkpoint::real_file_system(), c_.checkpoint.ckpt_dir, &skipped);
+    if (!found && skipped.empty()) return false;
+    if (!found) {
+        // Going on would begin at step 1 and write over what may still be repaired.
+        throw Error(fmt::format(
+            "every checkpoint in checkpoint.ckpt_dir = {} is damaged: {}\n"
+            "put one back from a copy, or start anew with checkpoint.resume_from_checkpoint=false, "
+            "which sets these aside",
+            c_.checkpoint.ckpt_dir, fmt::join(skipped, "; ")));
+    }
     const std::string where = found->path().string();
     const TrainerState saved = TrainerState::parse(found->trainer(), where);
     if (num_steps_ == 0) num_steps_ = saved.num_train_steps;  // a number that was chosen stays
@@ -164,7 +183,7 @@ bool Trainer::try_resume() {
         note(fmt::format(
             "to prolong it: num_train_steps={}; to start anew: checkpoint.resume_from_checkpoint=false or "
             "another logger.run_dir",
-            2 * num_steps_));
+            2 * std::max(num_steps_, update_)));
         return true;
     }
     std::vector<StateEntry> entries = model_.parameters().state(true);
@@ -206,8 +225,23 @@ void Trainer::make_step() {
         static_cast<double>(m.parameters().numel()) / 1e6, static_cast<double>(m.active_parameters()) / 1e6,
         c_.dtype, c_.grad_acc_steps, loader_->shape().capacity, plan.cost.flops / 1e9,
         static_cast<double>(plan.bytes) / kMiB, static_cast<double>(plan.saved_bytes) / kMiB));
+    note_fusion();
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
+}
+
+// What became of a fusion that was asked for; a lost one is said aloud.
+void Trainer::note_fusion() const {
+    if (c_.expert_ffn_mode != "fused_grouped_mlp") return;
+    const std::vector<nn::FusionReportRow> report = model_.decoder().fusion_report();
+    const auto lost = std::find_if(report.begin(), report.end(), [](const auto& row) { return !row.fused; });
+    if (!report.empty() && lost == report.end()) {
+        note(fmt::format("experts: {} in all {} layers", report.front().pattern, report.size()));
+    } else {
+        note(fmt::format(
+            "warning: expert_ffn_mode = fused_grouped_mlp runs unfused: {}",
+            lost == report.end() || lost->reason.empty() ? "fusion = " + c_.fusion : lost->reason));
+    }
 }
 
 void Trainer::choose_steps() {

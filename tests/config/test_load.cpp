@@ -321,7 +321,7 @@ TEST(Load, Contradictions) {
     EXPECT_THAT(error_with({"router.num_groups=2", "router.topk_groups=3"}),
                 HasSubstr("router.topk_groups = 3 must not be larger than router.num_groups = 2"));
     EXPECT_THAT(error_with({"fusion=strict", "expert_ffn_mode=loop"}),
-                HasSubstr("fusion = strict cannot hold"));
+                HasSubstr("fusion = strict needs expert_ffn_mode = fused_grouped_mlp; loop is never fused"));
 }
 
 TEST(Load, PlacesSayWhereEachValueCameFrom) {

@@ -1,0 +1,177 @@
+"""Keys and values that cannot be: an error names key, value and place; nothing is made."""
+
+import json
+
+import program
+
+K = "config_kwargs"
+
+# Overrides (blank between several) and what the message must hold beside them.
+REFUSED = [
+    ("dataset.stride=30", ["dataset.stride = 30", "dataset.max_seq_length - 2 = 30"]),
+    ("dataset.max_seq_lenght=3", ["dataset.max_seq_lenght", "did you mean dataset.max_seq_length"]),
+    ("optimizer.lr=3", ["optimizer"]),
+    ("num_train_steps=abc", ["num_train_steps = abc", "whole number"]),
+    ("num_train_steps=1.5", ["num_train_steps = 1.5", "whole number"]),
+    ("num_train_steps=-1", ["num_train_steps = -1"]),
+    ("num_train_steps=99999999999999999999", ["64 bits"]),
+    ("num_train_steps=", ["num_train_steps"]),
+    ("seed=-1", ["seed = -1"]),
+    ("adamw_kwargs.lr=nan", ["adamw_kwargs.lr = nan"]),
+    ("adamw_kwargs.lr=inf", ["adamw_kwargs.lr = inf"]),
+    ("adamw_kwargs.lr=1e400", ["adamw_kwargs.lr = 1e400"]),
+    ("adamw_kwargs.lr=-1", ["adamw_kwargs.lr = -1"]),
+    ("adamw_kwargs.betas=[0.9]", ["adamw_kwargs.betas"]),
+    ("adamw_kwargs.betas=[0.9,1]", ["adamw_kwargs.betas[1] = 1"]),
+    ("dataset=3", ["dataset = 3", "map"]),
+    ("dataset.path.name=3", ["dataset.path"]),
+    ("dtype=fp16", ["dtype = fp16", "fp32, bf16"]),
+    # Contradictions.
+    ("dataset.token_micro_batch_size=64", ["dataset.token_micro_batch_size = 64", "use_sequence_packing"]),
+    ("use_sequence_packing=true dataset.token_micro_batch_size=8", ["dataset.token_micro_batch_size = 8"]),
+    (
+        "use_sequence_packing=true dataset.token_micro_batch_size=40 dataset.pad_sequences_to_be_divisible_by=7",
+        ["dataset.token_micro_batch_size = 40", "dataset.pad_sequences_to_be_divisible_by = 7"],
+    ),
+    ("num_train_steps=0 time_budget_minutes=null", ["num_train_steps = 0", "time_budget_minutes"]),
+    ("fusion=strict", ["fusion = strict", "expert_ffn_mode"]),
+    ("fusion=strict expert_ffn_mode=loop", ["fusion = strict", "loop"]),
+    ("router.topk_groups=2", ["router.topk_groups = 2", "router.num_groups = 1"]),
+    ("validation.enabled=true validation.data_path=x.fa", ["validation.data_path", "validation.fraction"]),
+    # What this build does not do.
+    ("device=cuda", ["device = cuda", "GPU"]),
+    ("cuda_graph=on", ["cuda_graph = on"]),
+    ("fp8_config.enabled=true", ["fp8_config.enabled = true"]),
+    ("parallelism.ep_size=2", ["parallelism.ep_size = 2"]),
+    ("parallelism.dp_size=2", ["parallelism.dp_size = 2"]),
+    ("grad_dtype=bf16", ["grad_dtype = bf16"]),
+    ("adamw_kwargs.state_dtype=bf16", ["adamw_kwargs.state_dtype = bf16"]),
+    ("profiler.enabled=true", ["profiler.enabled = true"]),
+    ("dataset.format=parquet", ["dataset.format = parquet"]),
+    ("kernels.grouped_gemm=nonsense", ["kernels.grouped_gemm = nonsense", "cpu_loop"]),
+    ("kernels.grouped_gem=cpu_loop", ["kernels.grouped_gem", "grouped_gemm"]),
+    # Models that cannot be.
+    (f"{K}.num_attention_heads=3", ["hidden_size = 16", "num_attention_heads = 3"]),
+    (f"{K}.num_key_value_heads=3", ["num_key_value_heads = 3"]),
+    (f"{K}.num_experts_per_tok=5", ["num_experts_per_tok = 5", "num_local_experts = 4"]),
+    (f"{K}.head_dim=3", ["head_dim = 3"]),
+    (f"{K}.hidden_size=0", [f"{K}.hidden_size = 0"]),
+    (f"{K}.hidden_size=1e3", [f"{K}.hidden_size", "whole number"]),
+    (f"{K}.hidden_sise=3", [f"{K}.hidden_sise", "did you mean hidden_size"]),
+    (f"{K}.vocab_size=10", [f"{K}.vocab_size = 10", "dataset.tokenizer = nucleotide"]),
+    (f"{K}.eos_token_id=2", ["eos_token_id = 2", "dataset.tokenizer"]),
+    (f"{K}.max_position_embeddings=16", ["dataset.max_seq_length = 32", "max_position_embeddings = 16"]),
+    (f"{K}.hidden_act=gelu", ["hidden_act = gelu"]),
+    (f"{K}.attention_bias=true", ["attention_bias = true"]),
+    (f"{K}.attention_dropout=0.1", ["attention_dropout = 0.1"]),
+    (f"{K}.rope_parameters.rope_type=yarn", ["rope_type = yarn"]),
+    (f"{K}.sliding_window=0", ["sliding_window = 0"]),
+    # Sizes that overflow, or that no machine holds.
+    (f"{K}.hidden_size=1000000000000", ["hidden_size = 1000000000000", "too large"]),
+    (f"{K}.num_hidden_layers=100000000", ["num_hidden_layers = 100000000", "too large"]),
+    (f"{K}.vocab_size=9223372036854775807", ["vocab_size = 9223372036854775807", "too large"]),
+    (f"{K}.num_local_experts=100000000", ["num_local_experts = 100000000", "too large"]),
+]
+# These need to see the data first.
+REFUSED_LATER = [
+    ("dataset.micro_batch_size=9000000000000", ["dataset.micro_batch_size", "at most"]),
+    ("dataset.micro_batch_size=60000000", ["dataset.micro_batch_size", "GiB"]),
+    ("grad_acc_steps=100000000000", ["grad_acc_steps = 100000000000", "GiB"]),
+    ("dataset.num_workers=64 dataset.prefetch_factor=1000000000", ["dataset.prefetch_factor", "GiB"]),
+    ("dataset.num_workers=100000", ["dataset.num_workers = 100000"]),
+    (f"{K}.hidden_size=400000 {K}.intermediate_size=400000", ["GiB", "hidden_size"]),
+]
+ACCEPTED = [
+    f"{K}.hidden_size=2 {K}.num_attention_heads=1 {K}.head_dim=2",
+    f"{K}.num_local_experts=1 {K}.num_experts_per_tok=1 {K}.intermediate_size=1",
+    f"{K}.num_experts_per_tok=4",
+    f"{K}.sliding_window=1",
+    f"{K}.tie_word_embeddings=true",
+    f"{K}.vocab_size=257",
+    "dataset.max_seq_length=3 dataset.stride=0 dataset.micro_batch_size=1",
+    "grad_acc_steps=200",
+    "use_sequence_packing=true dataset.token_micro_batch_size=33",
+    "use_sequence_packing=true dataset.pad_sequences_to_be_divisible_by=64",
+    "use_sequence_packing=true dataset.token_micro_batch_size=32 dataset.split_samples_in_token_packing=false",
+    "dataset.num_workers=0 dataset.buffer_size=1",
+    "num_threads=16",
+    "kernels.grouped_gemm=cpu_loop",
+    "adamw_kwargs.lr=-0",
+    "dtype=bf16 activation_checkpointing=full aux_loss.scope=global_batch grad_acc_steps=2",
+    "router.num_groups=2 router.topk_groups=1 router.score=sigmoid router.selection_bias=true",
+]
+
+
+class BadConfigurationTest(program.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.fasta = program.write_fasta(self.folder / "small.fa", bases=3000)
+        self.arguments = ["train", *program.tiny(self.fasta, self.folder)]
+
+    def test_refused_before_anything_is_made(self):
+        for overrides, expected in REFUSED:
+            with self.subTest(overrides):
+                self.refused(expected, *self.arguments, *overrides.split())
+        self.assertFalse((self.folder / "run").exists())
+
+    def test_refused_by_the_data_or_the_memory(self):
+        for overrides, expected in REFUSED_LATER:
+            with self.subTest(overrides):
+                self.refused(expected, *self.arguments, *overrides.split())
+        self.assertFalse((self.folder / "run").exists())
+
+    def test_odd_but_possible(self):
+        for overrides in ACCEPTED:
+            with self.subTest(overrides):
+                self.moebius(*self.arguments, *overrides.split(), "checkpoint.resume_from_checkpoint=false")
+                losses = [line["loss"] for line in program.metrics(self.folder / "run")]
+                self.assertEqual(len(losses), 3)
+                self.assertTrue(all(4 < loss < 7 for loss in losses), losses)
+
+    def test_required_keys(self):
+        self.refused(["dataset.path", "required"], "train", "--config-name", "my_genome")
+        self.refused("config", "train", "--config-name", "L0_sanitty")
+        self.refused("L0_sanity", "train", "--config-name", "L0_sanity", "--config", "x.yaml")
+        self.refused("--nonsense", "train", "--nonsense")
+
+    def test_a_file_of_ones_own_with_crlf(self):
+        (self.folder / "mine.yaml").write_bytes(
+            b"defaults:\r\n  - L0_sanity\r\n  - _self_\r\nnum_train_steps: 7\r\nadamw_kwargs:\r\n  lr: 1.0e-4\r\n"
+        )
+        out = self.moebius("config", "--config", "mine.yaml").stdout
+        self.assertRegex(out, r"(?m)^num_train_steps: 7$")
+        (self.folder / "bad.yaml").write_text("defaults:\n  - L0_sanity\nnum_train_step: 7\n")
+        self.refused(["num_train_step", "bad.yaml:3", "num_train_steps"], "train", "--config", "bad.yaml")
+        (self.folder / "tab.yaml").write_text("dataset:\n\tpath: x\n")
+        self.refused("tab.yaml:2", "train", "--config", "tab.yaml")
+
+    def test_a_model_that_is_not_built(self):
+        shipped = json.loads((program.SOURCE_DIR / "configs/models/l0_sanity/config.json").read_text())
+        for changes, expected in [
+            ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["rope_type = yarn"]),
+            ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_scaling.type = linear"]),
+            ({"hidden_act": "gelu"}, ["hidden_act = gelu"]),
+            ({"attention_bias": True}, ["attention_bias = true"]),
+            ({"model_type": "llama"}, ["llama", "mixtral"]),
+            ({"hidden_size": "large"}, ["hidden_size", "whole number"]),
+            ({"num_local_experts": None}, ["num_local_experts"]),
+        ]:
+            with self.subTest(str(changes)):
+                path = self.folder / "config.json"
+                path.write_text(json.dumps({**shipped, **changes}))
+                plain = [word for word in self.arguments if not word.startswith(f"{K}.hidden_size")]
+                self.refused(["config.json", *expected], *plain, f"config_name_or_path={path}")
+        (self.folder / "config.json").write_text('{"hidden_size": 1,')
+        self.refused("config.json:1", *self.arguments, f"config_name_or_path={self.folder}")
+        self.refused("config_name_or_path = l0_sanit", *self.arguments, "config_name_or_path=l0_sanit")
+
+    def test_help_of_every_command(self):
+        for command in ("train", "config", "forward", "info"):
+            self.assertIn("--", self.moebius(command, "--help").stdout)
+
+    def test_an_instruction_set_that_is_none(self):
+        self.refused("MOEBIUS_CPU_ISA", "info", env={"MOEBIUS_CPU_ISA": "nonsense"})
+
+
+if __name__ == "__main__":
+    program.main()

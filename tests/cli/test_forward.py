@@ -1,0 +1,171 @@
+"""moebius forward and init_from_pretrained: what does not fit is named, with file and tensor."""
+
+import json
+import shutil
+import struct
+
+import program
+
+
+class ForwardTest(program.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.fasta = program.write_fasta(self.folder / "small.fa", bases=3000)
+        self.moebius("train", *program.tiny(self.fasta, self.folder, steps=1))
+        self.model = self.folder / "checkpoints" / "step_000001" / "model"
+
+    def inputs(self, **entries):
+        path = self.folder / "in.safetensors"
+        program.write_safetensors(path, entries)
+        return ["forward", "--model", self.model, "--input", path, "--output", self.folder / "out.safetensors"]
+
+    def rejected(self, expected, *arguments):
+        result = self.refused(expected, *arguments)
+        self.assertFalse((self.folder / "out.safetensors").exists())
+        return result
+
+    def test_logits_and_gradients(self):
+        ids = program.integers([2, 65, 67, 71, 84, 0, 65, 65], [2, 4])
+        self.moebius(*self.inputs(input_ids=ids, labels=ids), "--gradients")
+        out = program.read_safetensors(self.folder / "out.safetensors")
+        self.assertEqual(out["logits"][:2], ("F32", [2, 4, 256]))
+        self.assertGreater(struct.unpack("<f", out["loss"][2])[0], 3)
+        self.assertIn("grad.lm_head.weight", out)
+        self.assertIn("topk_indices.0", out)
+
+    def test_bad_inputs(self):
+        ids = program.integers([65, 67, 71, 84], [1, 4])
+        for entries, expected in [
+            ({"input_ids": program.integers([65, 256], [1, 2])}, ["input_ids[1] = 256", "vocabulary of 256"]),
+            ({"input_ids": program.integers([-1, 65], [1, 2])}, ["input_ids[0] = -1"]),
+            ({"input_ids": program.integers([65, 1 << 40], [1, 2])}, ["input_ids", "1099511627776"]),
+            ({"input_ids": program.integers([65, 67, 71, 84], [1, 1, 2, 2])}, ["input_ids", "(1, 1, 2, 2)"]),
+            ({"input_ids": program.integers([], [1, 0])}, ["input_ids"]),
+            ({"input_ids": ("F32", [1, 2], bytes(8))}, ["input_ids", "F32"]),
+            ({"labels": ids}, ["input_ids"]),
+            ({"input_ids": ids, "labels": program.integers([65, 67, 71, 84], [4])}, ["labels", "(4)", "(1, 4)"]),
+            ({"input_ids": ids, "labels": program.integers([0, 300, 0, 0], [1, 4])}, ["labels[1] = 300"]),
+            ({"input_ids": ids, "cu_seqlens": program.integers([0, 3, 2, 4], dtype="I32")}, ["cu_seqlens"]),
+            ({"input_ids": ids, "cu_seqlens": program.integers([0, 3], dtype="I32")}, ["cu_seqlens", "4"]),
+            ({"input_ids": ids, "cu_seqlens": program.integers([1, 4], dtype="I32")}, ["cu_seqlens"]),
+        ]:
+            with self.subTest(expected):
+                self.rejected(["in.safetensors", *expected], *self.inputs(**entries))
+        masked = program.integers([-100] * 4, [1, 4])
+        self.rejected(["--gradients", "-100"], *self.inputs(input_ids=ids, labels=masked), "--gradients")
+        # All labels masked and no gradients: a loss of nothing is 0.
+        self.moebius(*self.inputs(input_ids=ids, labels=masked))
+
+    def test_bad_files_and_options(self):
+        ids = program.integers([65, 67, 71, 84], [1, 4])
+        good = self.inputs(input_ids=ids)
+        for place, value, expected in [
+            (2, self.folder / "none", ["none"]),
+            (2, self.folder, ["config.json"]),
+            (4, self.folder / "none.safetensors", ["none.safetensors"]),
+            (4, self.folder, [str(self.folder)]),
+            (4, self.fasta, ["small.fa"]),
+            (6, self.folder / "no" / "out.safetensors", ["out.safetensors", "No such file"]),
+            (6, self.folder, [str(self.folder)]),
+        ]:
+            with self.subTest(f"{good[place - 1]} {value}"):
+                self.rejected(expected, *[*good[:place], value, *good[place + 1 :]])
+        self.rejected("--threads -1", *good, "--threads", "-1")
+        self.rejected("--threads", *good, "--threads", "99999999")
+        self.rejected("--dtype fp8", *good, "--dtype", "fp8")
+        self.rejected("--expert-ffn-mode nonsense", *good, "--expert-ffn-mode", "nonsense")
+        self.rejected("--model is required", "forward", *good[3:])
+
+    def damaged(self, change):
+        """A copy of the model folder whose tensors `change` has been at."""
+        copy = self.folder / "changed"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.model, copy)
+        tensors = program.read_safetensors(copy / "model.safetensors")
+        change(tensors)
+        program.write_safetensors(copy / "model.safetensors", tensors)
+        return copy
+
+    def test_tensors_that_do_not_fit(self):
+        def missing(tensors):
+            del tensors["model.layers.0.self_attn.k_proj.weight"]
+
+        def extra(tensors):
+            tensors["model.layers.0.self_attn.k_proj.bias"] = ("F32", [8], bytes(32))
+
+        def misshaped(tensors):
+            dtype, shape, data = tensors["lm_head.weight"]
+            tensors["lm_head.weight"] = (dtype, [shape[1], shape[0]], data)
+
+        def another_type(tensors):
+            _, shape, _ = tensors["model.norm.weight"]
+            tensors["model.norm.weight"] = ("I64", shape, bytes(8 * shape[0]))
+
+        for change, expected in [
+            (missing, ["lacks the tensor model.layers.0.self_attn.k_proj.weight"]),
+            (extra, ["model.layers.0.self_attn.k_proj.bias"]),
+            (misshaped, ["lm_head.weight", "(16, 256)", "(256, 16)"]),
+            (another_type, ["model.norm.weight", "I64"]),
+        ]:
+            with self.subTest(change.__name__):
+                folder = self.damaged(change)
+                ids = program.integers([65, 67], [1, 2])
+                arguments = self.inputs(input_ids=ids)
+                arguments[2] = folder
+                self.rejected(expected, *arguments)
+                self.refused(
+                    expected,
+                    "train",
+                    *program.tiny(self.fasta, self.folder / "second"),
+                    f"init_from_pretrained={folder}",
+                )
+
+    def test_files_that_are_damaged(self):
+        arguments = self.inputs(input_ids=program.integers([65, 67], [1, 2]))
+        copy = self.damaged(lambda tensors: None)
+        arguments[2] = copy
+        self.moebius(*arguments)
+        (self.folder / "out.safetensors").unlink()
+        weights = copy / "model.safetensors"
+        whole = weights.read_bytes()
+        for name, data in {
+            "cut": whole[:-100],
+            "cut in the header": whole[:50],
+            "empty": b"",
+            "text": b"hello world, this is no model at all",
+            "huge header": (1 << 60).to_bytes(8, "little") + whole[8:],
+        }.items():
+            with self.subTest(name):
+                weights.write_bytes(data)
+                self.rejected("model.safetensors", *arguments)
+        weights.unlink()
+        self.rejected([str(copy), "safetensors"], *arguments)
+
+    def test_init_from_pretrained_starts_there(self):
+        out = self.moebius(
+            "train", *program.tiny(self.fasta, self.folder / "b"), f"init_from_pretrained={self.model}"
+        ).stdout
+        self.assertIn("weights from", out)
+        # Another precision than the file's is said aloud.
+        out = self.moebius(
+            "train",
+            *program.tiny(self.fasta, self.folder / "c"),
+            f"init_from_pretrained={self.model}",
+            "dtype=bf16",
+        ).stdout
+        self.assertRegex(out, r"warning: .*F32.*bf16")
+
+    def test_an_untied_model_from_a_tied_folder(self):
+        def tie(tensors):
+            del tensors["lm_head.weight"]
+
+        folder = self.damaged(tie)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+        arguments = self.inputs(input_ids=program.integers([65, 67], [1, 2]))
+        arguments[2] = folder
+        self.moebius(*arguments)
+
+
+if __name__ == "__main__":
+    program.main()

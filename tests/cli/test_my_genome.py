@@ -1,0 +1,41 @@
+"""A genome of one's own needs one key: the rest is chosen, printed, and kept."""
+
+import json
+import re
+
+import program
+
+
+class MyGenomeTest(program.TestCase):
+    def test_one_key(self):
+        fasta = program.write_fasta(self.folder / "small.fa", bases=12000)
+        arguments = ["train", "--config-name", "my_genome", f"dataset.path={fasta}", "time_budget_minutes=0.05"]
+        out = self.moebius(*arguments).stdout
+        chosen = re.search(r"num_train_steps = (\d+) chosen: .+", out)
+        self.assertIsNotNone(chosen, out)
+        steps = int(chosen.group(1))
+        self.assertGreater(steps, 0)
+        self.assertRegex(out, r"\d+ threads")
+        self.assertRegex(out, r"\d+ training windows of 1 files, [1-9]\d* tokens held out")
+        self.assertRegex(out, r"held-out loss .*\d+ bases")
+        run = self.folder / "runs" / "my_genome"
+        self.assertIn("runs/my_genome", out)
+        record = json.loads((run / "run.json").read_text())
+        self.assertEqual(record["num_train_steps"], steps)
+        self.assertEqual(record["inputs"][0]["path"], str(fasta))
+        self.assertTrue(any("val_loss" in line for line in program.metrics(run)))
+        self.assertTrue((run / "checkpoints" / f"step_{steps:06}" / "model" / "config.json").is_file())
+        # The number that was chosen stays, so that the run is complete.
+        self.assertIn(f"step {steps} of {steps}", self.moebius(*arguments).stdout)
+
+    def test_a_genome_too_small_to_hold_a_part_out(self):
+        fasta = self.folder / "tiny.fa"
+        fasta.write_text(">a\nACGT\n")
+        result = self.call("train", "--config-name", "my_genome", f"dataset.path={fasta}", "time_budget_minutes=0.01")
+        if result.returncode != 0:
+            self.assertIn("validation.fraction", result.stderr)
+            self.assertNotIn("internal error", result.stderr)
+
+
+if __name__ == "__main__":
+    program.main()
