@@ -34,7 +34,9 @@ class ForwardCommand : public Command {
         check("--expert-ffn-mode", config_.expert_ffn_mode, {"loop", "grouped_linear", "fused_grouped_mlp"});
         check("--activation-checkpointing", config_.activation_checkpointing,
               {"none", "moe", "attention", "full"});
-        if (threads_ < 0) throw Error(fmt::format("--threads {} must not be negative", threads_));
+        if (threads_ < 0 || threads_ > kMaxThreads) {
+            throw Error(fmt::format("--threads {} must be between 0 and {}", threads_, kMaxThreads));
+        }
         Device device = Device::cpu_from_environment();
         HostArena pool;
         ThreadPool threads(threads_ > 0 ? threads_ : train::available_cpus());
@@ -52,6 +54,8 @@ class ForwardCommand : public Command {
     }
 
   private:
+    static constexpr int kMaxThreads = 1024;  // as num_threads of a configuration
+
     static void check(const char* option, const std::string& value, const std::vector<std::string>& choices) {
         for (const std::string& choice : choices) {
             if (value == choice) return;

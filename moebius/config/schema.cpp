@@ -168,7 +168,8 @@ void fields(Visitor& v, Dataset& s) {
              .honoured = {"auto", "fasta"}});
     v.field({.key = "text_column",
              .value = &s.text_column,
-             .help = "The column or key of tabular formats that holds the sequence"});
+             .help = "The column or key of tabular formats that holds the sequence",
+             .not_yet = "this build reads FASTA only, which has no columns"});
     v.field({.key = "tokenizer", .value = &s.tokenizer, .help = "Tokenizer", .choices = {"nucleotide"}});
     batch_fields(v, s);
     v.field({.key = "mask_degenerate_bases",
@@ -371,7 +372,8 @@ static void execution_fields(Visitor& v, TrainConfig& s) {
 static void weight_fields(Visitor& v, TrainConfig& s) {
     v.field({.key = "optimizer_master_weights",
              .value = &s.optimizer_master_weights,
-             .help = "Keep fp32 masters of weights that are not fp32"});
+             .help = "Keep fp32 masters of weights that are not fp32",
+             .not_yet = "this build always keeps fp32 masters of bf16 weights"});
     v.field({.key = "optimizer_store_param_remainders",
              .value = &s.optimizer_store_param_remainders,
              .help = "Keep masters as bf16 weight plus 16-bit remainder",

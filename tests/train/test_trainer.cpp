@@ -208,6 +208,21 @@ TEST_F(Trainer, StopsWithBatchAndStateWhenTheLossIsNotFinite) {
         << "the state saved is the one before the bad step";
 }
 
+TEST_F(Trainer, RefusesToBeginAgainOverDamagedCheckpoints) {
+    run(overrides("run", {"num_train_steps=2", "checkpoint.max_checkpoints=1"}));
+    const fs::path dir = folder_ / "run" / "checkpoints";
+    for (const auto& entry : fs::directory_iterator(dir)) {
+        if (entry.is_directory()) std::ofstream(entry.path() / "trainer.json", std::ios::app) << "x";
+    }
+    try {
+        run(overrides("run"));
+        FAIL() << "a run began anew over damaged checkpoints";
+    } catch (const Error& error) {
+        EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("damaged"), HasSubstr("step_000002"),
+                                                 HasSubstr("checkpoint.resume_from_checkpoint=false")));
+    }
+}
+
 TEST_F(Trainer, StopFlagSavesAndTheRunGoesOn) {
     run(overrides("whole"));
     std::atomic<bool> stop{true};
