@@ -68,3 +68,14 @@ function(moebius_program)
         endif()
     endif()
 endfunction()
+
+# The ops' cases, for tests and benchmark: not part of the library.
+function(moebius_case_library)
+    if(TARGET moebius_cases)
+        return()
+    endif()
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/moebius/ops/*/cases.cpp
+        ${PROJECT_SOURCE_DIR}/moebius/ops/case.cpp ${PROJECT_SOURCE_DIR}/moebius/ops/all_cases.cpp)
+    add_library(moebius_cases STATIC ${sources})
+    target_link_libraries(moebius_cases PUBLIC moebius_ops PRIVATE moebius_private fmt::fmt-header-only)
+endfunction()

@@ -42,16 +42,25 @@ def load(folder):
 def number(value):
     if value is None:
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def figure(side, case):
     return "(only ratios)" if case["unreliable"] else f"{number(side['median'])} {case['unit']}"
 
 
+def several(cases):
+    """Names of cases that were measured with more than one variant."""
+    names = [case["case"] for _, case in cases]
+    return {name for name in names if names.count(name) > 1}
+
+
 def rows(cases, prefix):
+    repeated = several(cases)
     for name, case in cases:
         link = f"[{case['case']}]({prefix}bench/results/{name})"
+        if case["case"] in repeated:
+            link += f", {case['ours'].get('variant', '?')}"
         others = case.get("others") or {}
         if not others:
             yield f"| {link} | {figure(case['ours'], case)} | – | – |"
@@ -74,7 +83,7 @@ def details(cases):
         if case.get("device"):
             parts.append(case["device"])
         if case.get("threads"):
-            parts.append(f"{case['threads']} threads")
+            parts.append(f"{case['threads']} thread" + ("s" if case["threads"] != 1 else ""))
         if case["ours"].get("variant"):
             parts.append(case["ours"]["variant"])
         for other, side in sorted((case.get("others") or {}).items()):
@@ -84,6 +93,8 @@ def details(cases):
         if case["unreliable"]:
             parts.append("other work ran on the machine: only ratios count")
         parts += [f"commit {case['commit'][:12]}", case["date"]]
+        if case.get("memory_gib"):
+            parts.append("memory " + ", ".join(f"{side} {number(gib)} GiB" for side, gib in sorted(case["memory_gib"].items())))
         text.append(f"- `{case['case']}` ({name}): " + "; ".join(parts))
     return "\n".join(text) + "\n" if text else ""
 
@@ -131,7 +142,12 @@ def self_test():
         text = pages(root)[root / "README.md"]
         if "1,000" in text or "| 2.5 |" not in text:
             failures.append(f"an unreliable result: {text}")
-    print("\n".join(failures) if failures else "bench_report: self-test, 3 cases: all as expected")
+        two = [{**case, "ours": {"median": 1, "n": 10, "variant": variant}} for variant in ("one_way", "another")]
+        (root / "bench/results/a.json").write_text(json.dumps(two), encoding="utf-8")
+        text = pages(root)[root / "README.md"]
+        if text.count(", one_way |") != 1 or text.count(", another |") != 1:
+            failures.append(f"two variants of a case: {text}")
+    print("\n".join(failures) if failures else "bench_report: self-test, 4 cases: all as expected")
     return 1 if failures else 0
 
 

@@ -1,0 +1,41 @@
+// moebius_bench COMMAND …: what `make bench` measures with.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "bench/bench.h"
+#include "moebius/base/error.h"
+
+namespace {
+
+constexpr const char* kHelp =
+    "moebius_bench ops [FILTER] [--threads=N] [--runs=N] [--check=0|1]\n"
+    "    times every benchmark case of the operations whose \"op/name\" contains FILTER, after checking it\n"
+    "moebius_bench step [--mode=loop|grouped_linear|fused_grouped_mlp] [--dtype=fp32|bf16] [--threads=N]\n"
+    "                   [--rows=8] [--length=1024] [--tokens=FILE of int32]\n"
+    "    reads lines from standard input: step, sgemm, quit; answers each with seconds\n"
+    "moebius_bench fasta FILE [--runs=N]\n"
+    "    seconds of reading FILE: parsed, and parsed and held as tokens\n";
+
+int dispatch(const std::string& command, moebius::bench::Options options) {
+    if (command == "ops") return moebius::bench::run_ops(std::move(options));
+    if (command == "step") return moebius::bench::run_step(std::move(options));
+    if (command == "fasta") return moebius::bench::run_fasta(std::move(options));
+    throw moebius::Error("no command '" + command + "'\n" + kHelp);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (words.empty() || words[0] == "--help") {
+        std::fputs(kHelp, words.empty() ? stderr : stdout);
+        return words.empty() ? 2 : 0;
+    }
+    try {
+        return dispatch(words[0], moebius::bench::Options({words.begin() + 1, words.end()}));
+    } catch (const moebius::Error& error) {
+        std::fprintf(stderr, "moebius_bench: %s\n", error.what());
+        return 1;
+    }
+}
