@@ -1,0 +1,96 @@
+#include <gtest/gtest.h>
+
+#include "moebius/tensor/parameter.h"
+
+namespace moebius {
+namespace {
+
+struct Fixture {
+    Device device = Device::cpu();
+    HostArena pool;
+    ThreadPool threads{2};
+    Exec exec{.device = &device, .pool = &pool, .threads = &threads};
+};
+
+TEST(View, SlicesAndSplits) {
+    std::vector<float> data(24);
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i);
+    const View view(data.data(), DType::F32, {4, 6});
+    EXPECT_EQ(*view.rows(1, 2).as<float>(), 6.0f);
+    EXPECT_EQ(*view.at(3).as<float>(), 18.0f);
+    const View columns = view.columns(2, 4);
+    EXPECT_FALSE(columns.contiguous());
+    const View split = columns.split_last(2);
+    EXPECT_TRUE(split.shape == (Shape{4, 2, 2}));
+    EXPECT_EQ(split.as<float>()[split.stride[0] + split.stride[1]], 10.0f);
+}
+
+TEST(Tensor, GivesMemoryBackWithTheLastHandle) {
+    Fixture f;
+    {
+        const Tensor a = Tensor::zeros("a", {3, 5}, DType::BF16, f.exec);
+        const Tensor b = a.alias(a.view().rows(1, 1));
+        EXPECT_EQ(f.pool.report().current_bytes, 30);
+    }
+    EXPECT_EQ(f.pool.report().current_bytes, 0);
+    bool deleted = false;
+    {
+        const Tensor adopted = Tensor::adopt(View(&deleted, DType::U8, {1}), [&] { deleted = true; });
+    }
+    EXPECT_TRUE(deleted);
+}
+
+TEST(ParameterSet, LayoutDoesNotChangeInitialValues) {
+    Fixture f;
+    const ParameterSpec weight{.name = "w", .shape = {8, 3}, .init_std = 0.5};
+    ParameterSet one, two;
+    one.declare(weight);
+    two.declare({.name = "before", .shape = {100}, .init = Init::Ones, .decay = false});
+    two.declare(weight);
+    for (ParameterSet* set : {&one, &two}) {
+        set->place({}, f.exec);
+        set->fill(9, f.exec);
+    }
+    for (int64_t i = 0; i < 24; ++i) {
+        EXPECT_EQ(one.find("w")->value.as<float>()[i], two.find("w")->value.as<float>()[i]);
+    }
+    EXPECT_EQ(two.segments().size(), 2u);
+    EXPECT_FALSE(two.segments()[0].decay);
+    EXPECT_EQ(two.find("before")->value.as<float>()[99], 1.0f);
+}
+
+TEST(ParameterSet, MastersKeepWhatRoundingDrops) {
+    Fixture f;
+    ParameterSet set;
+    Parameter* w = set.declare({.name = "w", .shape = {50, 4}, .zero_row = 2});
+    set.place({.dtype = DType::BF16}, f.exec);
+    set.fill(1, f.exec);
+    int differ = 0;
+    for (int64_t i = 0; i < 200; ++i) {
+        const float master = w->master.as<float>()[i];
+        EXPECT_EQ(w->value.as<BF16>()[i].bits, to_bf16(master).bits);
+        differ += to_float(to_bf16(master)) != master;
+    }
+    EXPECT_GT(differ, 100);
+    EXPECT_EQ(w->master.as<float>()[2 * 4], 0.0f);
+    EXPECT_EQ(set.state(true).size(), 4u);  // weight, master, two moments
+}
+
+TEST(ParameterSet, AGradientThatNothingWroteBecomesZero) {
+    Fixture f;
+    ParameterSet set;
+    Parameter* w = set.declare({.name = "w", .shape = {4}});
+    set.place({}, f.exec);
+    w->main_grad.as<float>()[0] = 7;
+    set.begin_step();
+    EXPECT_EQ(w->take_fresh(), 0.0f);
+    EXPECT_EQ(w->take_fresh(), 1.0f);
+    set.finish_gradients(f.exec);
+    EXPECT_EQ(w->main_grad.as<float>()[0], 7.0f) << "a written gradient stays";
+    set.begin_step();
+    set.finish_gradients(f.exec);
+    EXPECT_EQ(w->main_grad.as<float>()[0], 0.0f);
+}
+
+}  // namespace
+}  // namespace moebius
