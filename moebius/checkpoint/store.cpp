@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "moebius/base/error.h"
 #include "moebius/base/log.h"
@@ -99,14 +100,20 @@ void Store::save(const SaveRequest& request) {
     }
     auto next = std::make_unique<InFlight>();
     next->request = copied(request);
-    next->thread = std::thread([this, flight = next.get()] {
+    const auto work = [this, flight = next.get()] {
         try {
             write_now(flight->request);
         } catch (...) {
             flight->failure = std::current_exception();
         }
         flight->ended.store(true, std::memory_order_release);
-    });
+    };
+    try {
+        next->thread = std::thread(work);
+    } catch (const std::system_error& error) {
+        throw Error(
+            fmt::format("no thread for checkpoint.async_save = true ({}); set it to false", error.what()));
+    }
     in_flight_ = std::move(next);
 }
 

@@ -80,8 +80,10 @@ class TrainCommand : public Command {
         }
         if (result.already_complete) return 0;
         const int64_t steps = result.last_step - result.first_step;
-        print(fmt::format("{} after {} steps in {}; checkpoint {}", result.stopped ? "stopped" : "done",
-                          steps, duration(result.seconds), result.checkpoint));
+        const std::string where =
+            result.checkpoint.empty() ? "no checkpoint" : "checkpoint " + result.checkpoint;
+        print(fmt::format("{} after {} steps in {}; {}", result.stopped ? "stopped" : "done", steps,
+                          duration(result.seconds), where));
         if (result.stopped) print("the same command goes on from here");
         return 0;
     }

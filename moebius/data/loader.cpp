@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "moebius/base/check.h"
@@ -120,6 +121,7 @@ struct Loader::State {
     bool plan_next(Slot& slot, int64_t number);
     void fill(Slot& slot, int64_t number);
     void work();
+    void end();
     Slot& slot_of(int64_t number) { return slots[static_cast<size_t>(number) % slots.size()]; }
 
     const std::shared_ptr<const WindowSet> windows;
@@ -229,19 +231,31 @@ void Loader::State::work() {
     }
 }
 
+void Loader::State::end() {
+    {
+        const std::lock_guard lock(mutex);
+        stop = true;
+    }
+    taken.notify_all();
+    threads.clear();  // joins, while what they use is still there
+}
+
 Loader::Loader(std::shared_ptr<const WindowSet> windows, LoaderOptions options)
     : state_(std::make_unique<State>(std::move(windows), std::move(options))) {
-    for (int i = 0; i < state_->options.num_workers; ++i)
-        state_->threads.emplace_back([state = state_.get()] { state->work(); });
+    const int workers = state_->options.num_workers;
+    try {
+        for (int i = 0; i < workers; ++i)
+            state_->threads.emplace_back([state = state_.get()] { state->work(); });
+    } catch (const std::system_error& error) {
+        const size_t started = state_->threads.size();
+        state_->end();
+        throw Error(fmt::format("only {} of dataset.num_workers = {} threads could be started: {}", started,
+                                workers, error.what()));
+    }
 }
 
 Loader::~Loader() {
-    {
-        const std::lock_guard lock(state_->mutex);
-        state_->stop = true;
-    }
-    state_->taken.notify_all();
-    state_->threads.clear();  // joins, while what they use is still there
+    state_->end();
 }
 
 StepBatch* Loader::next_step() {

@@ -1,15 +1,32 @@
 #include "moebius/runtime/thread_pool.h"
 
+#include <string>
+#include <system_error>
+
 #include "moebius/base/check.h"
+#include "moebius/base/error.h"
 
 namespace moebius {
 
 ThreadPool::ThreadPool(int threads) {
     MOEBIUS_CHECK(threads >= 1, "threads = ", threads);
-    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+    try {
+        for (int thread = 1; thread < threads; ++thread) {
+            workers_.emplace_back([this, thread] { work(thread); });
+        }
+    } catch (const std::system_error& error) {
+        const size_t started = workers_.size() + 1;
+        stop();  // those that wait would be waited for
+        throw DeviceError("only " + std::to_string(started) + " of " + std::to_string(threads) +
+                          " threads could be started (num_threads, --threads): " + error.what());
+    }
 }
 
 ThreadPool::~ThreadPool() {
+    stop();
+}
+
+void ThreadPool::stop() {
     {
         const std::lock_guard lock(mutex_);
         stop_ = true;

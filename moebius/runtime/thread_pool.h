@@ -38,6 +38,7 @@ class ThreadPool {
     using Call = void (*)(void*, int64_t, int);
     void run_erased(int64_t pieces, Call call, void* function);
     void work(int thread);
+    void stop();
     void take_pieces(int thread);
 
     std::vector<std::thread> workers_;

@@ -1,6 +1,8 @@
 #include "moebius/train/budget.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -53,14 +55,60 @@ StepBudget choose_num_steps(const BudgetInput& in, const Exec& exec) {
     return budget;
 }
 
-int64_t available_memory() {
-    std::ifstream info("/proc/meminfo");
-    for (std::string key; info >> key;) {
-        int64_t kib = 0;
-        if (key == "MemAvailable:" && info >> kib) return kib * 1024;
-        info.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+// The number behind `key` in a file of "key number …" lines; −1 where there is none.
+int64_t entry_of(const std::string& path, const std::string& wanted) {
+    std::ifstream file(path);
+    for (std::string key; file >> key;) {
+        int64_t value = 0;
+        if (key == wanted && file >> value) return value;
+        file.clear();
+        file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     }
-    return std::numeric_limits<int64_t>::max();
+    return -1;
+}
+
+int64_t number_in(const std::string& path) {
+    int64_t value = -1;
+    std::ifstream(path) >> value;  // "max" and a file that is not there leave no number
+    return value;
+}
+
+// What a control group (a container, a batch system) leaves. Pages of files that can go do not count.
+int64_t left_in_control_group() {
+    std::string own;
+    std::ifstream groups("/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {
+        if (line.starts_with("0::")) own = line.substr(3);
+    }
+    int64_t least = kUnlimited;
+    for (const std::string& group : {std::string(), own}) {
+        const std::string folder = "/sys/fs/cgroup" + group;
+        const int64_t limit = number_in(folder + "/memory.max"), used = number_in(folder + "/memory.current");
+        if (limit <= 0 || used < 0) continue;
+        const int64_t pages = std::max<int64_t>(0, entry_of(folder + "/memory.stat", "inactive_file"));
+        least = std::min(least, std::max<int64_t>(0, limit - used + pages));
+    }
+    return least;
+}
+
+// What `ulimit -v` leaves.
+int64_t left_of_address_space() {
+    rlimit limit{};
+    const int64_t pages = number_in("/proc/self/statm");
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || pages < 0) return kUnlimited;
+    return std::max<int64_t>(0, static_cast<int64_t>(limit.rlim_cur) - pages * sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+int64_t available_memory() {
+    const int64_t kib = entry_of("/proc/meminfo", "MemAvailable:");
+    const int64_t machine = kib < 0 ? kUnlimited : kib * 1024;
+    return std::min({machine, left_in_control_group(), left_of_address_space()});
 }
 
 void check_memory_for_parameters(int64_t numel, DType dtype) {

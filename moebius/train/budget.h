@@ -24,7 +24,7 @@ struct StepBudget {
 inline constexpr double kMaxEpochs = 20;
 StepBudget choose_num_steps(const BudgetInput& input, const Exec& exec);
 
-// Bytes of host memory that can still be had.
+// Bytes of host memory that can still be had: of the machine, of the control group, of `ulimit -v`.
 int64_t available_memory();
 
 // Throw DeviceError naming the bytes needed, what holds them, and the keys to change, where they exceed what

@@ -76,6 +76,7 @@ class Trainer {
     int64_t num_steps_ = 0, update_ = 0;
     std::string position_;  // of the data, behind the last batch that was used
     std::optional<double> order1_, order3_;
+    bool said_no_labels_ = false;
     TrainResult result_;
 };
 
@@ -202,7 +203,12 @@ void Trainer::fill_model() {
         model_.parameters().fill(static_cast<uint64_t>(c_.seed), run_.exec);
         return;
     }
-    const checkpoint::ImportReport report = model_.load(*c_.init_from_pretrained, run_.exec);
+    checkpoint::ImportReport report;
+    try {
+        report = model_.load(*c_.init_from_pretrained, run_.exec);
+    } catch (const Error& error) {
+        throw Error(fmt::format("{} (init_from_pretrained = {})", error.what(), *c_.init_from_pretrained));
+    }
     note(fmt::format("weights from {} ({})", *c_.init_from_pretrained, report.layout));
     const checkpoint::FileType expected = checkpoint::file_type(run_.dtype);
     for (const checkpoint::FileType type : report.types) {
@@ -284,6 +290,13 @@ void Trainer::one_step() {
     const int64_t update = update_ + 1;
     const StepResult result = step_->run(*batch, update, schedule_.rate(update));
     if (result.bad) stop_on_bad_step(*batch, result, before);
+    if (batch->labels == 0 && !said_no_labels_) {
+        said_no_labels_ = true;
+        note(fmt::format(
+            "warning: step {}: no label counts (all N, or dataset.mask_degenerate_bases masks them "
+            "all): {}",
+            update, data::describe_origins(*data_.dataset, batch->micro.front())));
+    }
     position_ = loader_->position();
     update_ = update;
     window_.add(result, batch->tokens, batch->real_tokens, seconds_since(start));
@@ -342,6 +355,10 @@ void Trainer::validate(bool final) {
         final ? std::max(kFinalValidationBatches, c_.validation.num_batches) : c_.validation.num_batches;
     nn::Run run = step_->base_run();
     const eval::LossTotals totals = eval::evaluate(model_, *loader, batches, run);
+    if (totals.labels == 0) {
+        note("warning: the held-out data have no label that counts, so there is no held-out loss");
+        return;
+    }
     if (final && data_.validation_dataset == data_.dataset) {
         const auto compare = [&](int order) {
             return data::count_model_loss(*data_.dataset, data_.training_ranges, data_.held_out_ranges, order)

@@ -1,6 +1,9 @@
 """Keys and values that cannot be: an error names key, value and place; nothing is made."""
 
 import json
+import pathlib
+import resource
+import shutil
 
 import program
 
@@ -164,6 +167,34 @@ class BadConfigurationTest(program.TestCase):
         (self.folder / "config.json").write_text('{"hidden_size": 1,')
         self.refused("config.json:1", *self.arguments, f"config_name_or_path={self.folder}")
         self.refused("config_name_or_path = l0_sanit", *self.arguments, "config_name_or_path=l0_sanit")
+
+    def test_memory_that_a_limit_does_not_leave(self):
+        if b"__asan_init" in pathlib.Path(program.PROGRAM).read_bytes():
+            self.skipTest("AddressSanitizer reserves more address space than any limit leaves")
+        self.refused(
+            ["a step needs up to", "dataset.micro_batch_size"],
+            *self.arguments,
+            "dataset.micro_batch_size=20000",
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)),
+        )
+
+    def test_threads_that_the_system_does_not_give(self):
+        options = self.as_nobody()
+        shutil.copytree(program.SOURCE_DIR / "configs", self.folder / "configs")
+        command = ["train", "--config-path", self.folder / "configs", *self.arguments[1:]]
+        for overrides, expected in [
+            (["num_threads=64"], ["num_threads", "of 64 threads"]),
+            (["dataset.num_workers=64"], ["dataset.num_workers = 64"]),
+        ]:
+            with self.subTest(overrides):
+                self.refused(
+                    expected,
+                    *command,
+                    *overrides,
+                    timeout=30,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (20, 20)),
+                    **options,
+                )
 
     def test_help_of_every_command(self):
         for command in ("train", "config", "forward", "info"):

@@ -27,7 +27,7 @@ class BadDataTest(program.TestCase):
 
     def trains(self, path, *more):
         """The losses of a run of three steps."""
-        self.moebius(
+        self.result = self.moebius(
             "train", *program.tiny(path, self.folder), "checkpoint.resume_from_checkpoint=false", *more
         )
         return [line["loss"] for line in program.metrics(self.folder / "run")]
@@ -95,10 +95,16 @@ class BadDataTest(program.TestCase):
         self.rejected(["%", "proteins?", "dataset.tokenizer = nucleotide"], path)
 
     def test_the_shortest_sequence_and_no_labels_at_all(self):
-        # One base between BOS and EOS is something to predict; a genome of N alone has only EOS.
-        self.assertEqual(len(self.trains(self.file("one.fa", b">a\nA\n"))), 3)
-        losses = self.trains(self.file("n.fa", b">a\n" + b"N" * 4000 + b"\n"))
-        self.assertTrue(all(0 <= loss < 10 for loss in losses), losses)
+        # One base between BOS and EOS is something to predict; in a genome of N nothing is.
+        self.assertTrue(all(loss > 4 for loss in self.trains(self.file("one.fa", b">a\nA\n"))))
+        self.assertNotIn("warning", self.result.stdout)
+        unknown = self.file("n.fa", b">a\n" + b"N" * 4000 + b"\n")
+        self.assertEqual(self.trains(unknown), [0, 0, 0])
+        self.assertRegex(self.result.stdout, r"warning: step 1: no label counts .*record 0 \(a\)")
+        self.assertTrue(all(loss > 4 for loss in self.trains(unknown, "dataset.mask_degenerate_bases=false")))
+        held_out = ["validation.enabled=true", "validation.fraction=null", f"validation.data_path={unknown}"]
+        self.trains(self.fasta, *held_out)
+        self.assertIn("warning: the held-out data have no label", self.result.stdout)
 
     def test_one_sequence_in_many_spellings(self):
         plain = self.fasta.read_bytes()

@@ -114,7 +114,7 @@ class ForwardTest(program.TestCase):
                 arguments[2] = folder
                 self.rejected(expected, *arguments)
                 self.refused(
-                    expected,
+                    [*expected, f"init_from_pretrained = {folder}"],
                     "train",
                     *program.tiny(self.fasta, self.folder / "second"),
                     f"init_from_pretrained={folder}",
