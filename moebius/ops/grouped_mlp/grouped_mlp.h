@@ -3,9 +3,9 @@
 // is in cache. Rounds to the activations' dtype wherever the unfused chain stores, and sums in the same
 // order: equal to it bit for bit.
 //
-// Scratch on the CPU, whatever the splits: 64 MiB for packed operands (or one expert's weights and 256 of its
-// rows in fp32, if that is more), and per thread 128 rows of 2·max(H, 2I) + 3·I floats. Backward keeps dC and
-// the activation of at most 2,048 rows of an expert at a time.
+// Scratch on the CPU, whatever the splits: 64 MiB for packed operands (or one expert's weights and 1,024 of
+// its rows in fp32, if that is more), and per thread 128 rows of 2·max(H, 2I) + 3·I floats. Backward keeps dC
+// and the activation of as many rows as fit in 64 MiB at a time.
 #pragma once
 
 #include "moebius/ops/swiglu/swiglu.h"
