@@ -77,10 +77,6 @@ const std::atomic<bool>& install_signals() {
     return stop_flag;
 }
 
-void request_stop() {
-    stop_flag.store(true);
-}
-
 std::vector<std::filesystem::path> shipped_config_dirs() {
     std::error_code error;
     const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);

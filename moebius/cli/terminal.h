@@ -20,7 +20,6 @@ void print_error(const std::string& text);
 // SIGINT and SIGTERM set the flag once; a second one ends the process at once. SIGPIPE and SIGXFSZ are
 // ignored: the write fails instead. The log's sink becomes stderr.
 const std::atomic<bool>& install_signals();
-void request_stop();
 
 // configs/ beside the source tree's build folder, or share/moebius/configs of an installation.
 std::vector<std::filesystem::path> shipped_config_dirs();

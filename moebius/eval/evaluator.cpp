@@ -70,7 +70,6 @@ LossTotals evaluate(models::Model& model, data::Loader& loader, int64_t max_batc
             model.decoder().forward({.loss = {.token_loss = token_loss, .loss_sum = loss_sum}}, run);
             totals.loss_sum += static_cast<double>(*loss_sum.view().as<float>());
             totals.labels += micro.labels;
-            totals.sequences += static_cast<int64_t>(micro.origins.size());
         }
     }
     return totals;

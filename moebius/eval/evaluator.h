@@ -33,7 +33,6 @@ class DeviceScalars {
 struct LossTotals {
     double loss_sum = 0;  // nats
     int64_t labels = 0;   // targets that counted
-    int64_t sequences = 0;
     double mean() const { return labels > 0 ? loss_sum / static_cast<double>(labels) : 0.0; }
 };
 

@@ -113,19 +113,11 @@ class Results : public nn::Observer {
     }
 
     void write(const std::filesystem::path& path) const {
-        checkpoint::FileSystem& files = checkpoint::real_file_system();
-        std::filesystem::path temporary = path;
-        temporary += ".tmp";
-        std::filesystem::remove(temporary);
-        std::vector<checkpoint::PlannedTensor> plan;
-        for (const Entry& e : entries_) plan.push_back({e.name, e.dtype, e.shape});
-        checkpoint::SafetensorsWriter writer(files, temporary, plan, {{"format", "pt"}});
-        for (size_t i = 0; i < entries_.size(); ++i) {
-            const Entry& e = entries_[i];
-            writer.write(i, 0, View(const_cast<char*>(e.bytes.data()), e.dtype, {e.shape.numel()}));
+        std::vector<checkpoint::NamedView> tensors;
+        for (const Entry& e : entries_) {
+            tensors.push_back({e.name, View(const_cast<char*>(e.bytes.data()), e.dtype, e.shape)});
         }
-        writer.finish();
-        files.rename(temporary, path);
+        checkpoint::write_safetensors(checkpoint::real_file_system(), path, tensors, {{"format", "pt"}});
     }
 
   private:

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "moebius/base/error.h"
+#include "moebius/train/run_folder.h"
 
 namespace moebius::train {
 namespace {
@@ -115,16 +116,7 @@ std::string metrics_json(const MetricsLine& line) {
 
 MetricsFile::MetricsFile(const std::filesystem::path& path, int64_t keep_through)
     : path_(path), file_(nullptr, &std::fclose) {
-    const std::string kept = kept_lines(path, keep_through);
-    std::filesystem::path temporary = path;
-    temporary += ".tmp";
-    {
-        std::ofstream out(temporary, std::ios::trunc);
-        out << kept;
-        if (!out.flush())
-            throw Error(fmt::format("cannot write {}: {}", temporary.string(), std::strerror(errno)));
-    }
-    std::filesystem::rename(temporary, path);
+    write_file(path, kept_lines(path, keep_through));
     file_.reset(std::fopen(path.c_str(), "a"));
     if (!file_) throw Error(fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)));
 }

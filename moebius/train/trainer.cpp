@@ -41,9 +41,10 @@ class Trainer {
     void open_run();
     bool try_resume();
     void fill_model();
-    void make_step();
+    StepPlan make_step();
     void note_fusion() const;
-    void choose_steps();
+    void choose_steps(double flops_per_step);
+    std::vector<StateEntry> entries();
     void loop();
     void one_step();
     void stop_on_bad_step(const data::StepBatch& batch, const StepResult& result,
@@ -143,8 +144,8 @@ void Trainer::open_run() {
     options.position = position_;
     loader_ = std::make_unique<data::Loader>(data_.training, options);
     position_ = loader_->position();
-    make_step();
-    if (num_steps_ == 0) choose_steps();
+    const StepPlan plan = make_step();
+    if (num_steps_ == 0) choose_steps(plan.cost.flops);
     schedule_ = schedule(c_, num_steps_);
     metrics_ = std::make_unique<MetricsFile>(run_dir_ / "metrics.jsonl", update_);
     write_file(run_dir_ / "config.yaml", config::to_yaml(c_));
@@ -187,9 +188,7 @@ bool Trainer::try_resume() {
             2 * std::max(num_steps_, update_)));
         return true;
     }
-    std::vector<StateEntry> entries = model_.parameters().state(true);
-    for (StateEntry& buffer : model_.decoder().buffers()) entries.push_back(std::move(buffer));
-    found->load(model_.layouts(), entries);
+    found->load(model_.layouts(), entries());
     window_ = MetricWindow::parse(saved.window);
     // The same layout goes on from its own text; another one's positions are joined.
     const std::vector<std::string> positions = found->rank_texts();
@@ -219,9 +218,9 @@ void Trainer::fill_model() {
     }
 }
 
-void Trainer::make_step() {
+StepPlan Trainer::make_step() {
     step_.emplace(model_, step_options(c_, loader_->shape()), run_);
-    const StepPlan plan = step_->plan();
+    StepPlan plan = step_->plan();
     check_memory_for_step(plan, pool_.report());
     const models::Model& m = model_;
     constexpr double kMiB = 1 << 20;
@@ -234,6 +233,7 @@ void Trainer::make_step() {
     note_fusion();
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
+    return plan;
 }
 
 // What became of a fusion that was asked for; a lost one is said aloud.
@@ -250,12 +250,11 @@ void Trainer::note_fusion() const {
     }
 }
 
-void Trainer::choose_steps() {
-    const StepPlan plan = step_->plan();
+void Trainer::choose_steps(double flops_per_step) {
     const StepBudget budget =
         choose_num_steps({.training_tokens = data_.training->tokens(),
                           .tokens_per_step = loader_->shape().capacity * c_.grad_acc_steps,
-                          .flops_per_step = plan.cost.flops,
+                          .flops_per_step = flops_per_step,
                           .minutes = c_.time_budget_minutes.value_or(10.0)},
                          run_.exec);
     num_steps_ = budget.steps;
@@ -385,6 +384,13 @@ void Trainer::validate(bool final) {
     options_.sink->validation(report);
 }
 
+// What a checkpoint of this run holds.
+std::vector<StateEntry> Trainer::entries() {
+    std::vector<StateEntry> all = model_.parameters().state(true);
+    for (StateEntry& buffer : model_.decoder().buffers()) all.push_back(std::move(buffer));
+    return all;
+}
+
 TrainerState Trainer::state(int64_t update) const {
     return {.update = update,
             .num_train_steps = num_steps_,
@@ -398,8 +404,7 @@ TrainerState Trainer::state(int64_t update) const {
 void Trainer::save(bool final, int64_t update, const std::string& position) {
     checkpoint::SaveRequest request;
     request.step = update;
-    request.entries = model_.parameters().state(true);
-    for (StateEntry& buffer : model_.decoder().buffers()) request.entries.push_back(std::move(buffer));
+    request.entries = entries();
     request.pieces = model_.layouts().front().pieces;
     request.model_dtype = run_.dtype;
     config::ModelConfig written = model_.config();
