@@ -8,6 +8,13 @@
 
 #include "moebius/runtime/exec.h"
 
+// In a row: a kernel's function in builds with CUDA, null ("not in this build") in the others.
+#ifdef MOEBIUS_WITH_CUDA
+#define MOEBIUS_CUDA(function) function
+#else
+#define MOEBIUS_CUDA(function) nullptr
+#endif
+
 namespace moebius::ops {
 
 // A row of an op's table, best first. `why_not` gives the first reason against, with values, or "" for yes.
