@@ -26,9 +26,10 @@ class Device {
     Isa isa() const { return isa_; }  // vector instructions of the CPU
     const std::string& description() const { return description_; }
 
-    // One object of a type for the device's life: library handles, algorithm caches.
+    // One object of a type for the device's life: library handles, algorithm caches. Const, because what is kept
+    // there is not part of what a device is.
     template <class T>
-    T& slot() {
+    T& slot() const {
         auto& held = slots_[std::type_index(typeid(T))];
         if (!held) held = std::make_shared<T>();
         return *static_cast<T*>(held.get());
@@ -40,7 +41,7 @@ class Device {
     int cc_ = 0;
     Isa isa_ = Isa::Baseline;
     std::string description_;
-    std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;
+    mutable std::unordered_map<std::type_index, std::shared_ptr<void>> slots_;
 };
 
 // An ordered queue of device work. On the CPU there is one, and work is done when the call returns.
