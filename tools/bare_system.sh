@@ -1,7 +1,34 @@
 #!/usr/bin/env bash
 # A bare Debian 12 in a folder: tools/bare_system.sh FOLDER [PACKAGE…]; as root. Kept and used again when it is whole.
 # Packages come from where this machine's apt gets them; nothing about that is written down here or in the repository.
+# tools/bare_system.sh --glibc-only FOLDER: no Debian, but a few programs of this machine and the libraries that they name.
 set -euo pipefail
+
+if [ "${1:-}" = --glibc-only ]; then
+    folder=$2
+    rm -rf "$folder"
+    mkdir -p "$folder"/{bin,etc,tmp,proc,dev,home/plain}
+    chmod 1777 "$folder/tmp"
+    for program in bash ls grep test true; do
+        path=$(type -P "$program")
+        cp -L "$path" "$folder/bin/$program"
+        # Lines of ldd: "name => path (address)" and "loader (address)".
+        ldd "$path" | grep -oE '/[^ ]+' | while read -r library; do
+            mkdir -p "$folder$(dirname "$library")"
+            cp -nL "$library" "$folder$library"
+        done
+    done
+    # What the tarball may ask of a system, even where the programs above do not.
+    for library in libc.so.6 libm.so.6 libdl.so.2 librt.so.1 libpthread.so.0; do
+        path=$(ldconfig -p | awk -v name="$library" '$1 == name && /x86-64/ { print $NF; exit }')
+        [ -z "$path" ] || { mkdir -p "$folder$(dirname "$path")" && cp -nL "$path" "$folder$path"; }
+    done
+    printf 'root:x:0:0::/:/bin/bash\nplain:x:1000:1000::/home/plain:/bin/bash\n' >"$folder/etc/passwd"
+    printf 'root:x:0:\nplain:x:1000:\n' >"$folder/etc/group"
+    [ -e "$folder/dev/null" ] || mknod -m 666 "$folder/dev/null" c 1 3 2>/dev/null || : >"$folder/dev/null"
+    echo "bare system: $folder has a shell, glibc and nothing else"
+    exit 0
+fi
 
 folder=$1
 shift

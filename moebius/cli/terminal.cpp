@@ -1,5 +1,6 @@
 #include "moebius/cli/terminal.h"
 
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -79,7 +80,12 @@ const std::atomic<bool>& install_signals() {
 
 std::vector<std::filesystem::path> shipped_config_dirs() {
     std::error_code error;
-    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+    std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+    // A root folder without /proc: the path that this program was started by.
+    if (program.empty()) {
+        if (const auto* path = reinterpret_cast<const char*>(getauxval(AT_EXECFN)))
+            program = std::filesystem::absolute(path, error);
+    }
     std::vector<std::filesystem::path> dirs;
     // A build folder lies inside the source tree, at build/<preset>/bin or build/bin.
     std::filesystem::path up = program.parent_path();
