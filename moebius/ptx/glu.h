@@ -1,0 +1,71 @@
+// The gated activations' arithmetic on one (gate, up) pair. One definition for scaled_glu and for the fused
+// epilogues of grouped_mlp, which must give the same bits: sums and products are spelled as intrinsics, so
+// that no kernel contracts them otherwise than another. Order of operations: moebius/ops/swiglu/cpu_body.h.
+#pragma once
+
+namespace moebius::ptx {
+
+struct GluConstants {
+    float limit, alpha, offset;  // of the clamped QuickGeGLU
+};
+
+// y = s · value · up.
+struct GluPair {
+    float value;          // a·σ(α a), the gate clamped
+    float derivative;     // of `value` by the gate; zero outside the clamp
+    float up;             // clamped and offset
+    float up_derivative;  // of `up`: 1, or 0 outside the clamp
+};
+
+// 1 / (1 + e^−x). Precise: within 2 ulp, for fp32 data. Else within 2^−21, for bf16 data, whose rounding is
+// 2^−9.
+template <bool kPrecise>
+__device__ __forceinline__ float sigmoid(float x) {
+    if constexpr (kPrecise) {
+        return __frcp_rn(__fadd_rn(1.0f, expf(-x)));
+    } else {
+        float power, reciprocal;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(__fmul_rn(x, -1.44269504f)));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(__fadd_rn(1.0f, power)));
+        return reciprocal;
+    }
+}
+
+// Every kernel on bf16 data takes kPrecise = false, every kernel on fp32 data true.
+template <bool kClamped, bool kPrecise>
+__device__ __forceinline__ GluPair glu_pair(float gate, float up, const GluConstants& constants) {
+    if constexpr (!kClamped) {
+        const float s = sigmoid<kPrecise>(gate);
+        const float value = __fmul_rn(gate, s);
+        return {value, __fmaf_rn(value, __fsub_rn(1.0f, s), s), up, 1.0f};
+    } else {
+        const float limit = constants.limit;
+        const float a = gate > limit ? limit : gate;
+        const float u = up > limit ? limit : up < -limit ? -limit : up;
+        const float s = sigmoid<kPrecise>(__fmul_rn(a, constants.alpha));
+        const float value = __fmul_rn(a, s);
+        const float derivative = __fmaf_rn(__fmul_rn(value, constants.alpha), __fsub_rn(1.0f, s), s);
+        return {value, gate <= limit ? derivative : 0.0f, __fadd_rn(u, constants.offset),
+                up >= -limit && up <= limit ? 1.0f : 0.0f};
+    }
+}
+
+__device__ __forceinline__ float glu_forward(const GluPair& pair, float scale) {
+    return __fmul_rn(scale, __fmul_rn(pair.value, pair.up));
+}
+
+struct GluGradients {
+    float dgate, dup;
+    float dscale;      // this pair's term of Σ dy · value · up
+    float activation;  // what forward gives
+};
+
+__device__ __forceinline__ GluGradients glu_backward(const GluPair& pair, float dy, float scale) {
+    const float scaled = __fmul_rn(dy, scale);
+    const float product = __fmul_rn(pair.value, pair.up);
+    return {__fmul_rn(__fmul_rn(scaled, pair.up), pair.derivative),
+            __fmul_rn(__fmul_rn(scaled, pair.value), pair.up_derivative), __fmul_rn(dy, product),
+            __fmul_rn(scale, product)};
+}
+
+}  // namespace moebius::ptx
