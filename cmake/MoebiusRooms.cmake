@@ -12,11 +12,14 @@ target_compile_features(moebius_flags INTERFACE cxx_std_20)
 set_target_properties(moebius_flags PROPERTIES EXPORT_NAME flags)
 
 add_library(moebius_private INTERFACE)
-target_compile_options(moebius_private INTERFACE ${MOEBIUS_WARNINGS} ${MOEBIUS_FLAGS})
+target_compile_options(moebius_private INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${MOEBIUS_WARNINGS};${MOEBIUS_FLAGS}>)
 # No path of the machine that built it in the program; and a build elsewhere finds the same objects in ccache.
-target_compile_options(moebius_private INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=
-    -ffile-prefix-map=${CMAKE_BINARY_DIR}=build)
+target_compile_options(moebius_private INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=
+    -ffile-prefix-map=${CMAKE_BINARY_DIR}=build>)
 if(MOEBIUS_SANITIZE)
+    if(MOEBIUS_CUDA)
+        message(FATAL_ERROR "MOEBIUS_SANITIZE is for CPU builds; kernels are checked by compute-sanitizer")
+    endif()
     add_compile_options(-fsanitize=${MOEBIUS_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
     add_link_options(-fsanitize=${MOEBIUS_SANITIZE})
 endif()
@@ -27,6 +30,15 @@ set(MOEBIUS_HEADER_ONLY fmt::fmt-header-only nlohmann_json::nlohmann_json)
 function(moebius_room name)
     cmake_parse_arguments(ROOM "" "" "DEPS;LIBS" ${ARGN})
     file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/moebius/${name}/*.cpp)
+    # Host code on CUDA's libraries is in files named after them, its stand-ins in no_*.cpp: one or the other is compiled.
+    if(MOEBIUS_CUDA)
+        list(FILTER sources EXCLUDE REGEX "/no_(cuda|cublas|cudnn)[^/]*\\.cpp$")
+    else()
+        list(FILTER sources EXCLUDE REGEX "/(cuda|cublas|cudnn)[^/]*\\.cpp$")
+    endif()
+    if(MOEBIUS_KERNELS_ONLY)
+        list(FILTER sources EXCLUDE REGEX "/base/checksum\\.cpp$")  # needs xxhash
+    endif()
     list(FILTER sources EXCLUDE REGEX "/cases\\.cpp$|/case\\.cpp$|/all_cases\\.cpp$")
     # For the installed package: which rooms a component brings, and which libraries it links.
     set_property(GLOBAL APPEND PROPERTY MOEBIUS_ROOMS ${name})
@@ -47,6 +59,9 @@ function(moebius_room name)
         add_library(moebius_${name} STATIC ${sources})
         target_link_libraries(moebius_${name} PUBLIC moebius_flags ${ROOM_DEPS}
             PRIVATE $<BUILD_INTERFACE:moebius_private> ${libraries})
+        if(MOEBIUS_CUDA)
+            moebius_kernels(${name})
+        endif()
     else()
         add_library(moebius_${name} INTERFACE)
         target_link_libraries(moebius_${name} INTERFACE moebius_flags ${ROOM_DEPS})

@@ -9,7 +9,7 @@ function(moebius_add_build_info target)
             -D SOURCE_DIR=${PROJECT_SOURCE_DIR} -D OUTPUT=${MOEBIUS_GENERATED}/build_info.cpp
             -D VERSION=${PROJECT_VERSION} -D BUILD_TYPE=${CMAKE_BUILD_TYPE}
             -D "COMPILER=${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
-            -D "SANITIZERS=${MOEBIUS_SANITIZE}" -D CUDA=false
+            -D "SANITIZERS=${MOEBIUS_SANITIZE}" -D CUDA=$<IF:$<BOOL:${MOEBIUS_CUDA}>,true,false>
             -P ${PROJECT_SOURCE_DIR}/cmake/WriteBuildInfo.cmake
         BYPRODUCTS ${MOEBIUS_GENERATED}/build_info.cpp
         COMMENT "" VERBATIM)
