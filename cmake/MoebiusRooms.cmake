@@ -22,6 +22,7 @@ if(MOEBIUS_SANITIZE)
     endif()
     add_compile_options(-fsanitize=${MOEBIUS_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
     add_link_options(-fsanitize=${MOEBIUS_SANITIZE})
+    add_compile_definitions(MOEBIUS_SANITIZED)
 endif()
 
 # Nothing of these is linked: a program that uses an installed Moebius need not have them.

@@ -24,9 +24,10 @@ auto with_shape(Isa isa, F&& f) {
 // Runs f(integral_constant<rows>) for rows in [1, most].
 template <int most, class F>
 MOEBIUS_INLINE void with_rows(int64_t rows, F&& f) {
-    unroll<most>([&](auto r) MOEBIUS_INLINE_LAMBDA {
+    const auto try_rows = [&](auto r) MOEBIUS_INLINE_LAMBDA {
         if (rows == r + 1) f(std::integral_constant<int, r + 1>{});
-    });
+    };
+    unroll_indices(try_rows, std::make_index_sequence<most>{});
 }
 
 struct MultiplyBody {

@@ -66,6 +66,13 @@ MOEBIUS_INLINE void store_vector(float* destination, V value) {
     std::memcpy(destination, &value, sizeof value);
 }
 
+// Under a sanitizer every access is checked: unrolled, the tiles below would take the compiler minutes.
+#ifdef MOEBIUS_SANITIZED
+inline constexpr bool kPlainLoops = true;
+#else
+inline constexpr bool kPlainLoops = false;
+#endif
+
 // f(integral_constant 0), … f(integral_constant count − 1): a loop that is surely unrolled, so that arrays
 // indexed by it live in registers.
 template <class F, size_t... index>
@@ -74,7 +81,11 @@ MOEBIUS_INLINE void unroll_indices(F&& f, std::index_sequence<index...>) {
 }
 template <int count, class F>
 MOEBIUS_INLINE void unroll(F&& f) {
-    unroll_indices(f, std::make_index_sequence<count>{});
+    if constexpr (kPlainLoops) {
+        for (int index = 0; index < count; ++index) f(index);
+    } else {
+        unroll_indices(f, std::make_index_sequence<count>{});
+    }
 }
 #define MOEBIUS_INLINE_LAMBDA __attribute__((always_inline))
 
