@@ -4,11 +4,23 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/gemm/cpu.h"
+#include "moebius/ops/gemm/cublaslt.h"
+#include "moebius/ops/gemm/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
+std::string not_for_cublaslt(const GemmArgs& a, const Exec& exec) {
+    if (a.a.dtype != a.b.dtype || (a.a.dtype == DType::F32 && a.out.dtype != DType::F32)) {
+        return fmt::format("has no product of {} and {} in {}", name(a.a.dtype), name(a.b.dtype), name(a.out.dtype));
+    }
+    // A dry step may be about a device that is not here.
+    return exec.dry ? std::string() : cublaslt::unavailable(a, exec);
+}
+
 constexpr Variant<GemmArgs> kVariants[] = {
+    {"cublaslt", DeviceKind::Cuda, 80, 999, not_for_cublaslt, MOEBIUS_CUDA(cublaslt::gemm)},
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<GemmArgs>, MOEBIUS_CUDA(cuda::gemm)},
     {"cpu_packed", DeviceKind::Cpu, 0, 0, always<GemmArgs>, cpu::gemm_packed},
     {"cpu_naive", DeviceKind::Cpu, 0, 0, always<GemmArgs>, cpu::gemm_naive},
 };

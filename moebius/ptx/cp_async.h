@@ -1,0 +1,27 @@
+// cp.async of sm_80: 16 bytes from global to shared memory without a way through registers.
+#pragma once
+
+#include <cstdint>
+
+namespace moebius::ptx {
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// The first `bytes` (0 … 16) of them, zeros after. Both addresses are multiples of 16; `from` isn't read at
+// 0.
+__device__ inline void cp_async_16(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+__device__ inline void cp_async_commit() {
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+// Until all but the last `kPending` groups of this thread have arrived.
+template <int kPending>
+__device__ inline void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+}  // namespace moebius::ptx
