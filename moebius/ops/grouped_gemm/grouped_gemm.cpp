@@ -4,15 +4,19 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_gemm/cpu.h"
+#include "moebius/ops/grouped_gemm/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<GroupedGemmArgs> kGemm[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<GroupedGemmArgs>, MOEBIUS_CUDA(cuda::grouped_gemm)},
     {"cpu_packed", DeviceKind::Cpu, 0, 0, always<GroupedGemmArgs>, cpu::grouped_gemm_packed},
     {"cpu_loop", DeviceKind::Cpu, 0, 0, always<GroupedGemmArgs>, cpu::grouped_gemm_loop},
 };
 constexpr Variant<GroupedBiasGradArgs> kBiasGrad[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<GroupedBiasGradArgs>,
+     MOEBIUS_CUDA(cuda::grouped_bias_grad)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<GroupedBiasGradArgs>, cpu::grouped_bias_grad},
 };
 

@@ -4,13 +4,17 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_mlp/cpu.h"
+#include "moebius/ops/grouped_mlp/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<GroupedMlpArgs> kForward[] = {
+    {"cuda_composed", DeviceKind::Cuda, 80, 999, always<GroupedMlpArgs>, MOEBIUS_CUDA(cuda::grouped_mlp)},
     {"cpu_fused", DeviceKind::Cpu, 0, 0, always<GroupedMlpArgs>, cpu::grouped_mlp}};
 constexpr Variant<GroupedMlpBackwardArgs> kBackward[] = {
+    {"cuda_composed", DeviceKind::Cuda, 80, 999, always<GroupedMlpBackwardArgs>,
+     MOEBIUS_CUDA(cuda::grouped_mlp_backward)},
     {"cpu_fused", DeviceKind::Cpu, 0, 0, always<GroupedMlpBackwardArgs>, cpu::grouped_mlp_backward}};
 
 struct Sizes {

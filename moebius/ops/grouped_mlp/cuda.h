@@ -1,0 +1,11 @@
+#pragma once
+
+#include "moebius/ops/grouped_mlp/grouped_mlp.h"
+
+namespace moebius::ops::cuda {
+
+// The chain's ops one after the other, on any card.
+void grouped_mlp(const GroupedMlpArgs& args, const Exec& exec);
+void grouped_mlp_backward(const GroupedMlpBackwardArgs& args, const Exec& exec);
+
+}  // namespace moebius::ops::cuda
