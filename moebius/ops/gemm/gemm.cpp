@@ -12,7 +12,8 @@ namespace {
 
 std::string not_for_cublaslt(const GemmArgs& a, const Exec& exec) {
     if (a.a.dtype != a.b.dtype || (a.a.dtype == DType::F32 && a.out.dtype != DType::F32)) {
-        return fmt::format("has no product of {} and {} in {}", name(a.a.dtype), name(a.b.dtype), name(a.out.dtype));
+        return fmt::format("has no product of {} and {} in {}", name(a.a.dtype), name(a.b.dtype),
+                           name(a.out.dtype));
     }
     // A dry step may be about a device that is not here.
     return exec.dry ? std::string() : cublaslt::unavailable(a, exec);
