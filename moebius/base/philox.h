@@ -20,6 +20,7 @@ class Philox {
     double uniform(uint64_t index) const;                  // [0, 1), 53 bits
     uint64_t below(uint64_t index, uint64_t bound) const;  // [0, bound), bound > 0, bias below 2^-64 · bound
     double normal(uint64_t index) const;                   // N(0, 1), Box-Muller
+    uint64_t stream() const { return stream_; }  // of the purpose: what kernels need beside the seed
 
   private:
     std::array<uint32_t, 4> block(uint64_t index) const;

@@ -1,15 +1,23 @@
 #include "moebius/ops/elementwise/elementwise.h"
 
 #include "moebius/ops/elementwise/cpu.h"
+#include "moebius/ops/elementwise/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<ConvertArgs> kConvert[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<ConvertArgs>, MOEBIUS_CUDA(cuda::convert)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ConvertArgs>, cpu::convert}};
-constexpr Variant<AddArgs> kAdd[] = {{"cpu", DeviceKind::Cpu, 0, 0, always<AddArgs>, cpu::add}};
-constexpr Variant<JitterArgs> kJitter[] = {{"cpu", DeviceKind::Cpu, 0, 0, always<JitterArgs>, cpu::jitter}};
-constexpr Variant<SumArgs> kSum[] = {{"cpu", DeviceKind::Cpu, 0, 0, always<SumArgs>, cpu::sum_into}};
+constexpr Variant<AddArgs> kAdd[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<AddArgs>, MOEBIUS_CUDA(cuda::add)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<AddArgs>, cpu::add}};
+constexpr Variant<JitterArgs> kJitter[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<JitterArgs>, MOEBIUS_CUDA(cuda::jitter)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<JitterArgs>, cpu::jitter}};
+constexpr Variant<SumArgs> kSum[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<SumArgs>, MOEBIUS_CUDA(cuda::sum_into)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<SumArgs>, cpu::sum_into}};
 
 }  // namespace
 
