@@ -1,0 +1,37 @@
+// 8×8 matrices of 16-bit elements between registers and shared memory (sm_90), and bf16 pairs.
+#pragma once
+
+#include <cuda_bf16.h>
+
+namespace moebius::ptx {
+
+// Four matrices; lane l gives the address of row l % 8 of matrix l / 8, and holds of each the elements (row l
+// / 4, columns 2·(l % 4) and the next).
+__device__ __forceinline__ void store_matrices(uint32_t row_address, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices(uint32_t row_address, uint32_t& a, uint32_t& b, uint32_t& c,
+                                              uint32_t& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "r"(row_address)
+                 : "memory");
+}
+
+// Round to nearest even; `low` goes to the lower half: the lower address.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ float low_bf16(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float high_bf16(uint32_t pair) {
+    return __uint_as_float(pair & 0xFFFF0000u);
+}
+
+}  // namespace moebius::ptx
