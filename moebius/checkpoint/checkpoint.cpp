@@ -63,7 +63,7 @@ std::vector<std::string> Checkpoint::rank_texts() const {
 }
 
 LoadReport Checkpoint::load(const std::vector<NameLayout>& alternatives,
-                            const std::vector<StateEntry>& entries) const {
+                            const std::vector<StateEntry>& entries, const HostStaging& staging) const {
     const StateFiles state(*files_, path_ / kOptimizerFolder, manifest_.world_size);
     LoadReport report;
     std::vector<StateEntry> from_model;
@@ -74,10 +74,11 @@ LoadReport Checkpoint::load(const std::vector<NameLayout>& alternatives,
         if (entry.kind == StateKind::Weight && !state.has(entry.kind, entry.slice.name))
             from_model.push_back(entry);
         else
-            state.read(entry);
+            state.read(entry, staging);
     }
     if (!from_model.empty())
-        report.model = import_model(*files_, model_folder(), alternatives, from_model, Conversion::Exact);
+        report.model =
+            import_model(*files_, model_folder(), alternatives, from_model, Conversion::Exact, staging);
     for (const std::string& stored : state.stored())
         if (!asked.contains(stored)) report.unused.push_back(stored);
     return report;

@@ -38,9 +38,10 @@ class Checkpoint {
 
     // Fills the entries, bit for bit what was saved, whatever ranks saved it: masters, moments and buffers
     // from optimizer/, weights from model/ (from optimizer/ where model/ was written in a narrower type).
-    // Throws Error naming what is missing, of another shape or another element type.
-    LoadReport load(const std::vector<NameLayout>& alternatives,
-                    const std::vector<StateEntry>& entries) const;
+    // Throws Error naming what is missing, of another shape or another element type. `staging` reaches the
+    // entries' memory.
+    LoadReport load(const std::vector<NameLayout>& alternatives, const std::vector<StateEntry>& entries,
+                    const HostStaging& staging = HostStaging()) const;
 
   private:
     FileSystem* files_;

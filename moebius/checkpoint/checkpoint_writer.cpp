@@ -20,6 +20,11 @@ constexpr const char* kReplaced = ".replaced.partial";
 
 }  // namespace
 
+const HostStaging& staging_of(const SaveRequest& request) {
+    static const HostStaging kInPlace;
+    return request.staging == nullptr ? kInPlace : *request.staging;
+}
+
 CheckpointWriter::CheckpointWriter(FileSystem& files, const StoreOptions& options, const SaveRequest& request)
     : files_(files),
       options_(options),
@@ -66,11 +71,13 @@ void CheckpointWriter::write() {
                                       {.dtype = request_.model_dtype,
                                        .max_shard_bytes = options_.max_shard_bytes,
                                        .mode = alone ? OpenMode::Create : OpenMode::Join,
-                                       .whole = alone});
+                                       .whole = alone},
+                                      staging_of(request_));
     const std::string name = state_file_name(options_.rank, options_.world);
     FileRecord state = write_state_file(
         files_, partial_ / kOptimizerFolder / name, state_entries(),
-        {{"rank_text", request_.rank_text}, {kModelElements, std::to_string(model.elements)}});
+        {{"rank_text", request_.rank_text}, {kModelElements, std::to_string(model.elements)}},
+        staging_of(request_));
     if (!leads()) return;
     for (FileRecord& record : model.files) {
         record.name = fmt::format("{}/{}", kModelFolder, record.name);

@@ -32,6 +32,9 @@ class CheckpointWriter {
     std::vector<FileRecord> records_;  // names relative to partial_
 };
 
+// What reaches the memory of the request's entries.
+const HostStaging& staging_of(const SaveRequest& request);
+
 // Removes what saves that were cut off have left under `directory`.
 void remove_leftovers(FileSystem& files, const Path& directory);
 

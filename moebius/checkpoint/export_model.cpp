@@ -78,15 +78,16 @@ std::vector<Shard> plan_shards(const std::vector<ExportPiece>& pieces, const Exp
 }
 
 // What this rank has of a piece, into tensor `index` of the file. Returns the number of elements.
-int64_t write_piece(SafetensorsWriter& writer, size_t index, const ExportPiece& piece,
-                    const Sources& sources) {
+int64_t write_piece(SafetensorsWriter& writer, size_t index, const ExportPiece& piece, const Sources& sources,
+                    const HostStaging& staging) {
     int64_t written = 0;
     for (const StateEntry* entry : sources.of(piece.internal_name)) {
         const Range common =
             intersect({piece.internal_begin, piece.count}, {entry->slice.begin, entry->slice.count});
         if (common.count == 0) continue;
-        writer.write(index, piece.external_begin + common.begin - piece.internal_begin,
-                     elements(entry->view, common.begin - entry->slice.begin, common.count));
+        const int64_t begin = piece.external_begin + common.begin - piece.internal_begin;
+        staging.read(elements(entry->view, common.begin - entry->slice.begin, common.count),
+                     [&](const View& values, int64_t at) { writer.write(index, begin + at, values); });
         written += common.count;
     }
     return written;
@@ -117,7 +118,8 @@ FileRecord write_index(FileSystem& files, const Path& folder, const std::vector<
 }  // namespace
 
 ExportResult export_model(FileSystem& files, const Path& folder, const std::vector<ExportPiece>& pieces,
-                          const std::vector<StateEntry>& entries, const ExportOptions& options) {
+                          const std::vector<StateEntry>& entries, const ExportOptions& options,
+                          const HostStaging& staging) {
     check_pieces(pieces);
     const Sources sources(entries);
     const std::vector<Shard> shards = plan_shards(pieces, options);
@@ -130,7 +132,7 @@ ExportResult export_model(FileSystem& files, const Path& folder, const std::vect
                                  options.mode);
         for (size_t t = 0; t < plan.size(); ++t)
             for (size_t p = shards[s].tensors[t].first; p < shards[s].tensors[t].last; ++p) {
-                const int64_t written = write_piece(writer, t, pieces[p], sources);
+                const int64_t written = write_piece(writer, t, pieces[p], sources, staging);
                 MOEBIUS_CHECK(!options.whole || written == pieces[p].count, pieces[p].external_name, ": ",
                               written, " of ", pieces[p].count, " elements given");
                 result.elements += written;

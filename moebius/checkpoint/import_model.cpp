@@ -142,17 +142,21 @@ class Planner {
 }  // namespace
 
 ImportReport import_model(FileSystem& files, const Path& folder, const std::vector<NameLayout>& alternatives,
-                          const std::vector<StateEntry>& entries, Conversion conversion) {
+                          const std::vector<StateEntry>& entries, Conversion conversion,
+                          const HostStaging& staging) {
     const WeightFiles weights(files, folder);
     const auto [layout, mismatch] = choose_layout(weights, alternatives);
     // All is compared before the first byte is read: a folder that does not fit leaves the entries as they
     // were.
     const std::vector<Transfer> transfers = Planner(weights, *layout, entries, conversion).plan();
     ImportReport report{.layout = layout->name, .absent = mismatch.absent, .types = {}};
-    for (const auto& [place, begin, destination] : transfers) {
-        if (std::find(report.types.begin(), report.types.end(), place.tensor->type) == report.types.end())
-            report.types.push_back(place.tensor->type);
-        place.file->read(*place.tensor, begin, destination.numel(), destination);
+    for (const Transfer& transfer : transfers) {
+        const FileType type = transfer.place.tensor->type;
+        if (std::find(report.types.begin(), report.types.end(), type) == report.types.end())
+            report.types.push_back(type);
+        staging.write(transfer.destination, [&](const View& piece, int64_t at) {
+            transfer.place.file->read(*transfer.place.tensor, transfer.begin + at, piece.numel(), piece);
+        });
     }
     return report;
 }

@@ -9,6 +9,7 @@
 
 #include "moebius/checkpoint/name_rules.h"
 #include "moebius/checkpoint/safetensors.h"
+#include "moebius/tensor/staging.h"
 #include "moebius/tensor/state.h"
 
 namespace moebius::checkpoint {
@@ -51,9 +52,10 @@ enum class Conversion : uint8_t {
 // Fills the entries of kinds Weight, Master and Buffer from a folder in any of the layouts; moments are left
 // alone. Each rank gives its own entries and reads only their ranges. Throws Error naming tensor and file for
 // a tensor that is missing, unknown to the layout, of another shape, of a type that does not convert, or cut
-// short.
+// short. `staging` reaches the entries' memory.
 ImportReport import_model(FileSystem& files, const Path& folder, const std::vector<NameLayout>& alternatives,
-                          const std::vector<StateEntry>& entries, Conversion conversion = Conversion::Any);
+                          const std::vector<StateEntry>& entries, Conversion conversion = Conversion::Any,
+                          const HostStaging& staging = HostStaging());
 
 struct ExportOptions {
     DType dtype = DType::F32;  // of floating-point tensors
@@ -73,6 +75,7 @@ struct ExportResult {
 // The tensors of `pieces` from the entries of kind Weight (or Master, or Buffer, where there is no Weight of
 // that name), into an existing folder. Every file is synced; the folder is not.
 ExportResult export_model(FileSystem& files, const Path& folder, const std::vector<ExportPiece>& pieces,
-                          const std::vector<StateEntry>& entries, const ExportOptions& options);
+                          const std::vector<StateEntry>& entries, const ExportOptions& options,
+                          const HostStaging& staging = HostStaging());
 
 }  // namespace moebius::checkpoint

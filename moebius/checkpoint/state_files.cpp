@@ -89,7 +89,7 @@ std::string state_file_name(int64_t rank, int64_t world) {
 }
 
 FileRecord write_state_file(FileSystem& files, const Path& path, const std::vector<StateEntry>& entries,
-                            Metadata extra) {
+                            Metadata extra, const HostStaging& staging) {
     std::vector<const StateEntry*> order;
     for (const StateEntry& entry : entries) {
         MOEBIUS_CHECK(entry.view.contiguous() && entry.view.numel() == entry.slice.count, entry.slice.name);
@@ -109,7 +109,9 @@ FileRecord write_state_file(FileSystem& files, const Path& path, const std::vect
     }
     extra[kSlices] = slices.dump();
     SafetensorsWriter writer(files, path, plan, extra);
-    for (size_t i = 0; i < order.size(); ++i) writer.write(i, 0, order[i]->view);
+    for (size_t i = 0; i < order.size(); ++i) {
+        staging.read(order[i]->view, [&](const View& values, int64_t at) { writer.write(i, at, values); });
+    }
     return writer.finish();
 }
 
@@ -153,7 +155,7 @@ bool StateFiles::has(StateKind kind, const std::string& name) const {
     return slices_.contains({kind, name});
 }
 
-void StateFiles::read(const StateEntry& entry) const {
+void StateFiles::read(const StateEntry& entry, const HostStaging& staging) const {
     const std::string what = describe(entry.kind, entry.slice.name);
     const auto found = slices_.find({entry.kind, entry.slice.name});
     if (found == slices_.end()) throw Error(fmt::format("{} has no {}", folder_.string(), what));
@@ -170,8 +172,11 @@ void StateFiles::read(const StateEntry& entry) const {
             throw Error(fmt::format("{}: the {} has dtype {}, expected {}", stored.file->path().string(),
                                     what, name(stored.tensor->type), name(file_type(entry.view.dtype))));
         if (common.begin != position) break;
-        stored.file->read(*stored.tensor, common.begin - stored.slice.begin, common.count,
-                          elements(entry.view, common.begin - entry.slice.begin, common.count));
+        staging.write(elements(entry.view, common.begin - entry.slice.begin, common.count),
+                      [&](const View& piece, int64_t at) {
+                          stored.file->read(*stored.tensor, common.begin - stored.slice.begin + at,
+                                            piece.numel(), piece);
+                      });
         position += common.count;
     }
     if (position != entry.slice.end())

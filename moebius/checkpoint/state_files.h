@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moebius/checkpoint/safetensors.h"
+#include "moebius/tensor/staging.h"
 #include "moebius/tensor/state.h"
 
 namespace moebius::checkpoint {
@@ -17,9 +18,9 @@ std::string_view name(StateKind kind);  // "weight", "master", "moment1", "momen
 
 std::string state_file_name(int64_t rank, int64_t world);  // "optimizer-00000-of-00001.safetensors"
 
-// `extra` goes into the file's metadata.
+// `extra` goes into the file's metadata; `staging` reaches the entries' memory.
 FileRecord write_state_file(FileSystem& files, const Path& path, const std::vector<StateEntry>& entries,
-                            Metadata extra);
+                            Metadata extra, const HostStaging& staging = HostStaging());
 
 // The slices of all ranks of one checkpoint.
 class StateFiles {
@@ -29,7 +30,7 @@ class StateFiles {
     bool has(StateKind kind, const std::string& name) const;
     // Fills the entry from whatever slices cover it. Throws Error for one that is missing in part, or of
     // another shape or element type.
-    void read(const StateEntry& entry) const;
+    void read(const StateEntry& entry, const HostStaging& staging) const;
     const Metadata& metadata(size_t file) const { return readers_[file]->metadata(); }
     // Kind and name of everything that is stored: "moment1 of layers.0.attention.qkv".
     std::vector<std::string> stored() const;

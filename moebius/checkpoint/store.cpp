@@ -11,6 +11,7 @@
 #include "moebius/base/error.h"
 #include "moebius/base/log.h"
 #include "moebius/checkpoint/checkpoint_writer.h"
+#include "moebius/checkpoint/ranges.h"
 
 namespace moebius::checkpoint {
 
@@ -66,6 +67,7 @@ void Store::write_now(const SaveRequest& request) {
 
 SaveRequest Store::copied(const SaveRequest& request) {
     SaveRequest copy = request;
+    copy.staging = nullptr;
     copies_.resize(request.entries.size());
     int64_t total = 0;
     try {
@@ -78,8 +80,12 @@ SaveRequest Store::copied(const SaveRequest& request) {
                 copies_[i] = {};
                 copies_[i] = {std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes)), bytes};
             }
-            if (bytes > 0) std::memcpy(copies_[i].data.get(), from.data, static_cast<size_t>(bytes));
-            copy.entries[i].view = View(copies_[i].data.get(), from.dtype, from.shape);
+            const View to(copies_[i].data.get(), from.dtype, from.shape);
+            staging_of(request).read(from, [&](const View& piece, int64_t at) {
+                std::memcpy(elements(to, at, piece.numel()).data, piece.data,
+                            static_cast<size_t>(piece.bytes()));
+            });
+            copy.entries[i].view = to;
         }
     } catch (const std::bad_alloc&) {
         copies_.clear();

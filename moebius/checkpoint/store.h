@@ -30,7 +30,8 @@ struct SaveRequest {
     // What this rank alone writes (one replica of each range), every kind. Float weights wider than
     // model_dtype go to optimizer/ too, so that nothing is lost.
     std::vector<StateEntry> entries;
-    std::vector<ExportPiece> pieces;  // the layout of the model folder
+    const HostStaging* staging = nullptr;  // reaches the entries' memory during the call; null: host memory
+    std::vector<ExportPiece> pieces;       // the layout of the model folder
     DType model_dtype = DType::F32;
     std::map<std::string, std::string> model_files;  // name → text: config.json, tokenizer.json, …
     std::string trainer;                             // a JSON object

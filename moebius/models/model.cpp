@@ -17,7 +17,8 @@ void Model::place(const PlaceOptions& options, const Exec& exec) {
 
 checkpoint::ImportReport Model::load(const std::filesystem::path& folder, const Exec& exec) {
     checkpoint::ImportReport report =
-        checkpoint::import_model(checkpoint::real_file_system(), folder, layouts(), parameters_.state(false));
+        checkpoint::import_model(checkpoint::real_file_system(), folder, layouts(), parameters_.state(false),
+                                 checkpoint::Conversion::Any, HostStaging(exec));
     parameters_.masters_from_values(exec);
     return report;
 }

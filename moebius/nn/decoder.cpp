@@ -145,7 +145,7 @@ void Decoder::backward(DecoderContext context, Run& run) {
 
 void Decoder::end_step(const View& counts, Run& run) {
     for (size_t i = 0; i < layers_.size(); ++i) {
-        layers_[i]->moe().end_step(counts.at(static_cast<int64_t>(i)), run.exec);
+        layers_[i]->moe().end_step(counts.at(static_cast<int64_t>(i)), run);
     }
 }
 

@@ -3,6 +3,7 @@
 #include "moebius/nn/loop_experts.h"
 #include "moebius/ops/elementwise/elementwise.h"
 #include "moebius/ops/gemm/gemm.h"
+#include "moebius/ops/selection_bias/selection_bias.h"
 
 namespace moebius::nn {
 
@@ -39,18 +40,13 @@ std::vector<StateEntry> MoeBlock::buffers() const {
     return {{{name_ + ".router_bias", {experts}, 0, experts}, bias_, StateKind::Buffer}};
 }
 
-void MoeBlock::end_step(const View& counts, const Exec& exec) {
-    if (!bias_ || options_.bias_update_rate == 0 || exec.dry) return;
-    const int64_t experts = options_.experts.experts;
-    const float* count = counts.as<float>();
-    float* bias = bias_.view().as<float>();
-    double mean = 0;
-    for (int64_t e = 0; e < experts; ++e)
-        mean += static_cast<double>(count[e]) / static_cast<double>(experts);
-    for (int64_t e = 0; e < experts; ++e) {
-        const double gap = mean - static_cast<double>(count[e]);
-        bias[e] += static_cast<float>(options_.bias_update_rate * (gap > 0 ? 1 : gap < 0 ? -1 : 0));
-    }
+void MoeBlock::end_step(const View& counts, const Run& run) {
+    if (!bias_ || options_.bias_update_rate == 0) return;
+    ops::selection_bias({.counts = counts,
+                         .bias = bias_,
+                         .bad = run.scalars.bad,
+                         .rate = static_cast<float>(options_.bias_update_rate)},
+                        run.exec);
 }
 
 const std::vector<FusionReportRow>* MoeBlock::fusion_report() const {

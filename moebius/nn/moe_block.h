@@ -32,8 +32,8 @@ class MoeBlock : public Module {
     // Memory for the buffers; they start at zero.
     void place_buffers(const Exec& exec);
     std::vector<StateEntry> buffers() const;
-    // Balancing by selection bias, from the step's counts (E) f32 over all ranks.
-    void end_step(const View& counts, const Exec& exec);
+    // Balancing by selection bias, from the step's counts (E) f32 over all ranks; not after a bad step.
+    void end_step(const View& counts, const Run& run);
 
     const std::vector<FusionReportRow>* fusion_report() const;  // null in loop mode
 

@@ -17,6 +17,7 @@ void permute_cases(std::vector<Case>& cases);
 void rms_norm_cases(std::vector<Case>& cases);
 void rope_cases(std::vector<Case>& cases);
 void router_cases(std::vector<Case>& cases);
+void selection_bias_cases(std::vector<Case>& cases);
 void swiglu_cases(std::vector<Case>& cases);
 
 std::vector<Case> all_cases() {
@@ -35,6 +36,7 @@ std::vector<Case> all_cases() {
     rms_norm_cases(cases);
     rope_cases(cases);
     router_cases(cases);
+    selection_bias_cases(cases);
     swiglu_cases(cases);
     return cases;
 }

@@ -14,6 +14,7 @@
 #include "moebius/ops/rms_norm/rms_norm.h"
 #include "moebius/ops/rope/rope.h"
 #include "moebius/ops/router/router.h"
+#include "moebius/ops/selection_bias/selection_bias.h"
 #include "moebius/ops/swiglu/swiglu.h"
 
 namespace moebius::ops {
@@ -47,6 +48,7 @@ std::vector<OpInfo> registry() {
         {"router_backward", router_backward_variants()},
         {"scaled_glu", scaled_glu_variants()},
         {"scaled_glu_backward", scaled_glu_backward_variants()},
+        {"selection_bias", selection_bias_variants()},
         {"sum_into", sum_into_variants()},
         {"sum_of_squares", sum_of_squares_variants()},
     };

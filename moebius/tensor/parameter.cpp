@@ -1,9 +1,9 @@
 #include "moebius/tensor/parameter.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "moebius/base/philox.h"
+#include "moebius/tensor/staging.h"
 
 namespace moebius {
 namespace {
@@ -30,29 +30,40 @@ void write(const View& flat, int64_t index, float value) {
     }
 }
 
-void fill_one(const Parameter& p, uint64_t seed, const View& flat, const Exec& exec) {
+// Elements [begin, begin + piece.numel()) of this rank's part of the parameter; `piece` is host memory.
+void fill_piece(const Parameter& p, uint64_t seed, const View& piece, int64_t begin, const Exec& exec) {
     const Philox random(seed, p.spec.name);
     const int64_t row = p.spec.shape.numel() / std::max<int64_t>(1, p.spec.shape[0]);
-    in_pieces(p.slice.count, exec, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-            const int64_t element = p.slice.begin + i;
+    in_pieces(piece.numel(), exec, [&](int64_t first, int64_t end) {
+        for (int64_t i = first; i < end; ++i) {
+            const int64_t element = p.slice.begin + begin + i;
             float value = p.spec.init == Init::Ones ? 1.0f : 0.0f;
             if (p.spec.init == Init::Normal && element / row != p.spec.zero_row) {
                 value = static_cast<float>(p.spec.init_std * random.normal(static_cast<uint64_t>(element)));
             }
-            write(flat, p.offset + i, value);
+            write(piece, i, value);
         }
     });
 }
 
-void convert_flat(const View& from, const View& to, const Exec& exec) {
-    if (exec.dry || !from || !to || from.data == to.data) return;
+// Both host memory, of the same length.
+void convert_piece(const View& from, const View& to, const Exec& exec) {
     in_pieces(from.numel(), exec, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const float value =
                 from.dtype == DType::BF16 ? to_float(from.as<BF16>()[i]) : from.as<float>()[i];
             write(to, i, value);
         }
+    });
+}
+
+void convert_flat(const View& from, const View& to, const Exec& exec) {
+    if (exec.dry || !from || !to || from.data == to.data) return;
+    const HostStaging source(exec), target(exec);
+    source.read(from, [&](const View& wide, int64_t begin) {
+        target.write(to.rows(begin, wide.numel()), [&](const View& piece, int64_t at) {
+            convert_piece(wide.rows(at, piece.numel()), piece, exec);
+        });
     });
 }
 
@@ -95,11 +106,19 @@ void ParameterSet::fill(uint64_t seed, const Exec& exec) {
     if (exec.dry) return;
     // Masters keep the bits that rounding to the values drops.
     const View target = masters_ ? masters_.view() : values_.view();
+    const bool rounded = target.data != values_.view().data;
+    const HostStaging filled(exec), converted(exec);
     for (const auto& p : parameters_) {
-        fill_one(*p, seed, target, exec);
+        filled.write(target.rows(p->offset, p->slice.count), [&](const View& piece, int64_t begin) {
+            fill_piece(*p, seed, piece, begin, exec);
+            if (!rounded) return;
+            converted.write(values_.view().rows(p->offset + begin, piece.numel()),
+                            [&](const View& narrow, int64_t at) {
+                                convert_piece(piece.rows(at, narrow.numel()), narrow, exec);
+                            });
+        });
         ++p->version;
     }
-    if (masters_) convert_flat(masters_, values_, exec);
 }
 
 void ParameterSet::masters_from_values(const Exec& exec) {

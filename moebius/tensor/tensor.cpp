@@ -1,6 +1,6 @@
 #include "moebius/tensor/tensor.h"
 
-#include <cstring>
+#include "moebius/runtime/transfer.h"
 
 namespace moebius {
 
@@ -35,12 +35,17 @@ Tensor Tensor::alias(const View& view) const {
 
 void copy_from_host(const View& destination, const void* source, const Exec& exec) {
     MOEBIUS_CHECK(destination.contiguous(), destination.shape.str());
-    if (!exec.dry) std::memcpy(destination.data, source, static_cast<size_t>(destination.bytes()));
+    copy_to_device(destination.data, source, static_cast<size_t>(destination.bytes()), exec);
+}
+
+void copy_to_host(void* destination, const View& source, const Exec& exec) {
+    MOEBIUS_CHECK(source.contiguous(), source.shape.str());
+    copy_to_host(destination, source.data, static_cast<size_t>(source.bytes()), exec);
 }
 
 void fill_zero(const View& view, const Exec& exec) {
     MOEBIUS_CHECK(view.contiguous(), view.shape.str());
-    if (!exec.dry) std::memset(view.data, 0, static_cast<size_t>(view.bytes()));
+    zero(view.data, static_cast<size_t>(view.bytes()), exec);
 }
 
 }  // namespace moebius

@@ -33,8 +33,10 @@ class Tensor {
     View view_;
 };
 
-// Bytes on the host ↔ a view. The view must be contiguous; on the CPU a plain copy.
+// Bytes on the host ↔ a contiguous view in the memory of exec.device; when the host's side may be used again:
+// runtime/transfer.h.
 void copy_from_host(const View& destination, const void* source, const Exec& exec);
+void copy_to_host(void* destination, const View& source, const Exec& exec);
 void fill_zero(const View& view, const Exec& exec);
 
 }  // namespace moebius

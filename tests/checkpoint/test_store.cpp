@@ -252,6 +252,36 @@ TEST(Store, AsyncSeesTheStateOfTheCallNotOfLater) {
     }
 }
 
+// As where the entries lie in the memory of a GPU: nothing but the staging's pieces touches them.
+TEST(Store, EntriesAreReachedInPieces) {
+    Device device = Device::cpu();
+    HostArena pool;
+    ThreadPool threads(1);
+    const Exec exec{.device = &device, .pool = &pool, .threads = &threads};
+    for (const bool async : {false, true}) {
+        for (const DType dtype : {DType::F32, DType::BF16}) {
+            const ScratchFolder plain, staged;
+            ToyState state({.weight_dtype = dtype, .masters = dtype == DType::BF16});
+            state.fill(1);
+            const HostStaging staging(exec, 20);  // a few elements at a time
+            for (const auto& [folder, pieces] : {std::pair(&plain, false), std::pair(&staged, true)}) {
+                Store store({.directory = folder->path(), .async = async}, real);
+                SaveRequest request = toy_request(state, 1);
+                request.staging = pieces ? &staging : nullptr;
+                store.save(request);
+                store.wait();
+            }
+            for (const Path& path : files_under(plain.path())) {
+                const Path other = staged.path() / path.lexically_relative(plain.path());
+                EXPECT_EQ(read_text(real, path), read_text(real, other)) << path;
+            }
+            state.poison();
+            Checkpoint(real, staged.path() / step_name(1)).load(toy_layouts(), state.entries(), staging);
+            EXPECT_EQ(state.difference(1), "");
+        }
+    }
+}
+
 TEST(Store, AsyncFailureComesOutAtTheNextCall) {
     const ScratchFolder scratch;
     ToyState state({});

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "moebius/tensor/parameter.h"
+#include "moebius/tensor/staging.h"
 
 namespace moebius {
 namespace {
@@ -74,6 +75,35 @@ TEST(ParameterSet, MastersKeepWhatRoundingDrops) {
     EXPECT_GT(differ, 100);
     EXPECT_EQ(w->master.as<float>()[2 * 4], 0.0f);
     EXPECT_EQ(set.state(true).size(), 4u);  // weight, master, two moments
+}
+
+TEST(HostStaging, PiecesCoverAViewOnce) {
+    Fixture f;
+    const Tensor tensor = Tensor::empty("t", {5, 7}, DType::F32, f.exec);
+    for (const int64_t piece_bytes : {0, 1, 4, 12, 139, 140, 1000}) {
+        const HostStaging staging(f.exec, piece_bytes);
+        fill_zero(tensor, f.exec);
+        int64_t next = 0, longest = 0;
+        staging.write(tensor, [&](const View& piece, int64_t begin) {
+            EXPECT_EQ(begin, next);
+            next += piece.numel();
+            longest = std::max(longest, piece.numel());
+            for (int64_t i = 0; i < piece.numel(); ++i)
+                piece.as<float>()[i] = static_cast<float>(100 + begin + i);
+        });
+        EXPECT_EQ(next, 35);
+        EXPECT_EQ(longest, piece_bytes == 0 ? 35 : std::clamp<int64_t>(piece_bytes / 4, 1, 35));
+        std::vector<float> seen;
+        staging.read(tensor, [&](const View& piece, int64_t begin) {
+            EXPECT_EQ(begin, static_cast<int64_t>(seen.size()));
+            if (piece_bytes > 0) {
+                EXPECT_NE(piece.data, tensor.view().as<float>() + begin);
+            }
+            seen.insert(seen.end(), piece.as<float>(), piece.as<float>() + piece.numel());
+        });
+        ASSERT_EQ(seen.size(), 35u);
+        for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<float>(100 + i));
+    }
 }
 
 TEST(ParameterSet, AGradientThatNothingWroteBecomesZero) {
