@@ -77,7 +77,8 @@ STANDARD = set(
     syncstream system_error thread tuple type_traits typeindex typeinfo unordered_map unordered_set utility valarray
     variant vector version
     cpuid.h dirent.h dlfcn.h errno.h fcntl.h fenv.h float.h glob.h immintrin.h limits.h linux/perf_event.h poll.h pthread.h
-    pwd.h sched.h signal.h stdint.h stdio.h stdlib.h string.h sys/file.h sys/ioctl.h sys/mman.h sys/random.h
+    pwd.h sanitizer/asan_interface.h sched.h signal.h stdint.h stdio.h stdlib.h string.h sys/file.h sys/ioctl.h sys/mman.h
+    sys/random.h
     sys/resource.h sys/stat.h sys/statvfs.h sys/sysinfo.h sys/syscall.h sys/time.h sys/types.h sys/uio.h sys/utsname.h
     sys/wait.h termios.h time.h unistd.h x86intrin.h cxxabi.h execinfo.h
     """.split()

@@ -1,5 +1,5 @@
-// Launching kernels from .cu files: the one wrapper. It sets the shared memory that a kernel asks for and checks
-// the launch; errors of the kernel itself come out where the host next waits.
+// Launching kernels from .cu files: the one wrapper. It sets the shared memory that a kernel asks for and
+// checks the launch; errors of the kernel itself come out where the host next waits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,8 +23,8 @@ inline cudaStream_t cuda_stream(const Exec& exec) {
 
 struct LaunchShape {
     dim3 grid, block;
-    size_t shared_bytes = 0;      // dynamic; above 48 KiB the kernel's limit is raised first
-    unsigned cluster = 1;         // blocks of a cluster, along x; grid.x is a multiple of it
+    size_t shared_bytes = 0;  // dynamic; above 48 KiB the kernel's limit is raised first
+    unsigned cluster = 1;     // blocks of a cluster, along x; grid.x is a multiple of it
 };
 
 // `arguments` convert to the kernel's parameters as in a call. A grid with a zero does nothing.
