@@ -3,11 +3,9 @@
 
 #include <cstdint>
 
-namespace moebius::ptx {
+#include "moebius/ptx/mbarrier.h"  // shared_address
 
-__device__ inline uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace moebius::ptx {
 
 // The first `bytes` (0 … 16) of them, zeros after. Both addresses are multiples of 16; `from` isn't read at
 // 0.

@@ -6,24 +6,19 @@
 //   C (16, 8):  c0 c1 (g, 2t …), c2 c3 (g + 8, 2t …)
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
+
+#include "moebius/ptx/matrix.h"
 
 namespace moebius::ptx {
 
-// Four 8×8 matrices of 2-byte elements: lanes 8i … 8i + 7 give the rows of matrix i. Register i of lane l:
-// row l / 4, columns 2 (l % 4) and the next; transposed: column l / 4, those rows.
-__device__ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ inline void ldmatrix_x4_transposed(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
+// Four matrices as load_matrices reads them, each transposed: register i of lane l holds of matrix i column
+// l / 4, rows 2·(l % 4) and the next.
+__device__ inline void load_matrices_transposed(uint32_t row_address, uint32_t& a, uint32_t& b, uint32_t& c,
+                                                uint32_t& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "r"(row_address)
                  : "memory");
 }
 
@@ -34,12 +29,6 @@ __device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t 
         "{%0, %1, %2, %3};\n"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two floats as bf16, rounded to nearest even; `low` in the lower half.
-__device__ inline uint32_t pack_bf16(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 }  // namespace moebius::ptx

@@ -18,6 +18,17 @@ struct SplitSizes {
     }
 };
 
+// Sequences packed one after the other: cu_seqlens in the place of split_sizes.
+struct SequenceSizes {
+    const int32_t* cu_seqlens;  // (experts + 1), from 0
+    int64_t experts, capacity;  // sequences; tokens
+
+    __device__ int64_t operator[](int64_t sequence) const {
+        const int64_t size = int64_t{cu_seqlens[sequence + 1]} - cu_seqlens[sequence];
+        return size < 0 ? 0 : size < capacity ? size : capacity;
+    }
+};
+
 struct ExpertTile {
     int64_t expert = -1;          // −1: there are fewer tiles
     int64_t first = 0, rows = 0;  // of the expert
@@ -35,7 +46,8 @@ __device__ inline int64_t inclusive_scan_warp(int64_t value) {
 
 // The experts' rows are cut into tiles of `tile_rows`, an expert's last one may be short: tile `index` of
 // all. Called by whole warps of a one-dimensional block.
-__device__ inline ExpertTile find_expert_tile(const SplitSizes& sizes, int64_t tile_rows, int64_t index) {
+template <class Sizes>
+__device__ inline ExpertTile find_expert_tile(const Sizes& sizes, int64_t tile_rows, int64_t index) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     int64_t rows_before = 0, tiles_before = 0;
     for (int64_t base = 0; base < sizes.experts; base += 32) {

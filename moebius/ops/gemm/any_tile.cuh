@@ -127,10 +127,10 @@ __device__ inline void load_a_fragment(uint32_t (&r)[4], uint32_t tile, int i, i
     const int lane = static_cast<int>(threadIdx.x % 32), matrix = lane / 8, inner = lane % 8;
     if constexpr (kAcross) {
         const int row = p + matrix / 2 * 8 + inner, chunk = i / 8 + matrix % 2;
-        ptx::ldmatrix_x4_transposed(r, tile + row * 256 + (chunk ^ (row % 8)) * 16);
+        ptx::load_matrices_transposed(tile + row * 256 + (chunk ^ (row % 8)) * 16, r[0], r[1], r[2], r[3]);
     } else {
         const int row = i + matrix % 2 * 8 + inner, chunk = p / 8 + matrix / 2;
-        ptx::ldmatrix_x4(r, tile + row * 64 + (chunk ^ (row / 2 % 4)) * 16);
+        ptx::load_matrices(tile + row * 64 + (chunk ^ (row / 2 % 4)) * 16, r[0], r[1], r[2], r[3]);
     }
 }
 // Registers of two B (16 × 8) at columns j and j + 8: b0 b1 of the one, b0 b1 of the other.
@@ -139,10 +139,10 @@ __device__ inline void load_b_fragments(uint32_t (&r)[4], uint32_t tile, int j, 
     const int lane = static_cast<int>(threadIdx.x % 32), matrix = lane / 8, inner = lane % 8;
     if constexpr (kAcross) {
         const int row = p + matrix % 2 * 8 + inner, chunk = j / 8 + matrix / 2;
-        ptx::ldmatrix_x4_transposed(r, tile + row * 256 + (chunk ^ (row % 8)) * 16);
+        ptx::load_matrices_transposed(tile + row * 256 + (chunk ^ (row % 8)) * 16, r[0], r[1], r[2], r[3]);
     } else {
         const int row = j + matrix / 2 * 8 + inner, chunk = p / 8 + matrix % 2;
-        ptx::ldmatrix_x4(r, tile + row * 64 + (chunk ^ (row / 2 % 4)) * 16);
+        ptx::load_matrices(tile + row * 64 + (chunk ^ (row / 2 % 4)) * 16, r[0], r[1], r[2], r[3]);
     }
 }
 
