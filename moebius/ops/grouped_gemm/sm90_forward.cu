@@ -1,0 +1,42 @@
+#include "moebius/ops/grouped_gemm/sm90_kinds.h"
+#include "moebius/ops/grouped_gemm/sm90_launch.cuh"
+#include "moebius/ops/grouped_gemm/sm90_store.cuh"
+
+namespace moebius::ops::sm90 {
+namespace {
+
+template <int kRowBlocks, int kColumnBlocks>
+using ForwardTraits = ProductTraits<false, false, false, false, kRowBlocks, kColumnBlocks>;
+
+}  // namespace
+
+void grouped_forward(const GroupedGemmArgs& args, const Cluster& cluster, const Exec& exec) {
+    if (args.out.numel() == 0) return;
+    const int64_t columns = args.out.size(1);
+    const Product product{.a = args.a,
+                          .b = args.b,
+                          .split_sizes = args.split_sizes,
+                          .capacity = args.a.size(0),
+                          .columns = columns,
+                          .depth = args.a.size(1)};
+    if (args.out.dtype == DType::F32) {
+        launch_product<ForwardTraits<1, 1>, StoreFloats>("grouped_gemm.forward", product,
+                                                         {.data = args.out.as<float>(),
+                                                          .expert_stride = 0,
+                                                          .row_stride = args.out.stride[0],
+                                                          .weight_rows = 0,
+                                                          .columns = static_cast<int>(columns),
+                                                          .add = 0},
+                                                         exec);
+        return;
+    }
+    const StoreRows::Args store{.out = tensor_map(args.out, kGroupRows),
+                                .data = static_cast<__nv_bfloat16*>(args.out.data),
+                                .row_stride = args.out.stride[0],
+                                .columns = static_cast<int>(columns)};
+    with_cluster<ForwardTraits>(cluster, [&](auto traits) {
+        launch_product<decltype(traits), StoreRows>("grouped_gemm.forward", product, store, exec);
+    });
+}
+
+}  // namespace moebius::ops::sm90

@@ -1,0 +1,65 @@
+// Launching the kernel of sm90_product.cuh: host code for .cu files.
+#pragma once
+
+#include <algorithm>
+
+#include "moebius/ops/grouped_gemm/sm90_config.h"
+#include "moebius/ops/grouped_gemm/sm90_maps.h"
+#include "moebius/ops/grouped_gemm/sm90_product.cuh"
+#include "moebius/runtime/launch.h"
+
+namespace moebius::ops::sm90 {
+
+// A product's operands and extents. a: the rows' side; b: the columns'.
+struct Product {
+    View a, b, split_sizes;
+    int64_t capacity = 0;            // rows of all experts
+    int64_t rows = 0;                // of an expert's output, where the reduction runs over its rows
+    int64_t columns = 0, depth = 0;  // depth: the mean, where the reduction runs over rows
+    int64_t second = 0;              // ProductArgs::second
+};
+
+template <class T, class Epilogue>
+void launch_product(const char* name, const Product& product, const typename Epilogue::Args& epilogue,
+                    const Exec& exec) {
+    const int64_t experts = product.split_sizes.size(0);
+    const int64_t unit_rows = T::kRowBlocks * kTileRows, unit_columns = T::kColumnBlocks * T::kColumns;
+    const auto units = [](int64_t count, int64_t unit) { return (count + unit - 1) / unit; };
+    if (experts == 0 || product.columns == 0) return;
+    ProductArgs args{};
+    args.a = tensor_map(product.a, box_rows_a<T>());
+    args.b = tensor_map(product.b, box_rows_b<T>());
+    args.plan.experts = static_cast<int>(experts);
+    args.plan.unit_rows = T::kReduceRows ? 0 : static_cast<int>(unit_rows);
+    args.plan.row_units = static_cast<int>(units(product.rows, unit_rows));
+    args.plan.column_units = static_cast<int>(units(product.columns, unit_columns));
+    args.plan.band = choose_band(product.columns, unit_columns, product.depth);
+    args.split_sizes = product.split_sizes.data;
+    args.split_is_i64 = product.split_sizes.dtype == DType::I64;
+    args.capacity = static_cast<int>(product.capacity);
+    args.depth = static_cast<int>(product.depth);
+    args.second = static_cast<int>(product.second);
+    int processors = 0;
+    cuda_check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, exec.device->index()),
+               name);
+    const int64_t most = args.plan.column_units * (T::kReduceRows ? experts * args.plan.row_units
+                                                                  : units(product.capacity, unit_rows) +
+                                                                        std::min(experts, product.capacity));
+    const int64_t blocks = std::min<int64_t>(processors / T::kBlocks, most) * T::kBlocks;
+    launch(name, grouped_product_sm90<T, Epilogue>,
+           {.grid = dim3(static_cast<unsigned>(blocks)),
+            .block = dim3(kThreads),
+            .shared_bytes = shared_bytes(args.plan.experts),
+            .cluster = T::kBlocks},
+           exec, args, epilogue);
+}
+
+// f(Traits) with the cluster asked for, where `Traits<row blocks, column blocks>` are a kind's.
+template <template <int, int> class Traits, class F>
+void with_cluster(const Cluster& cluster, F&& f) {
+    if (cluster.rows == 2) return f(Traits<2, 1>{});
+    if (cluster.columns == 2) return f(Traits<1, 2>{});
+    f(Traits<1, 1>{});
+}
+
+}  // namespace moebius::ops::sm90

@@ -1,0 +1,14 @@
+// Tensor maps: how TMA reads and writes a View. Host code, for .cu files.
+#pragma once
+
+#include <cuda.h>
+
+#include "moebius/tensor/view.h"
+
+namespace moebius::ops::sm90 {
+
+// Boxes of `box_rows` × (128 bytes), swizzled by 128 bytes, of a view (rows, columns) or (experts, rows,
+// columns), seen as three axes. Axes of no elements count as one: such a map may be passed, not used.
+CUtensorMap tensor_map(const View& view, int64_t box_rows);
+
+}  // namespace moebius::ops::sm90

@@ -1,0 +1,145 @@
+// What a grouped product does with its sums on Hopper: stores them, or adds them to what is there.
+#pragma once
+
+#include "moebius/ops/grouped_gemm/sm90_product.cuh"
+
+namespace moebius::ops::sm90 {
+
+// A 64 × 64 block of bf16 in the staging, as TMA reads it with the 128-byte swizzle: 16-byte chunk c of row r
+// lies at 128·r + 16·(c ^ r % 8).
+
+// Writes columns 64·block … of a warpgroup's sums there, rounded; `block` is a constant after unrolling.
+__device__ __forceinline__ void stage_bf16(uint32_t to, const float (&sums)[128], int block,
+                                           const Place& place) {
+    const int row = 16 * place.warp + place.lane % 16;
+    const uint32_t row_address = to + static_cast<uint32_t>(row) * kRowBytes;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {  // two chunks: 16 columns
+        const float* d = &sums[32 * block + 8 * pair];
+        const uint32_t chunk = static_cast<uint32_t>((2 * pair + place.lane / 16) ^ (place.lane % 8));
+        ptx::store_matrices(row_address + chunk * 16, ptx::pack_bf16(d[0], d[1]), ptx::pack_bf16(d[2], d[3]),
+                            ptx::pack_bf16(d[4], d[5]), ptx::pack_bf16(d[6], d[7]));
+    }
+}
+
+// Copies the block's first `rows` rows and `columns` columns (multiple of 8) to global memory, for tiles that
+// TMA would store past the expert's end.
+__device__ __forceinline__ void copy_staged_bf16(uint32_t from, __nv_bfloat16* to, int64_t row_stride,
+                                                 int rows, int columns, int thread) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = i * 16 + thread / 8, chunk = thread % 8;
+        if (row < rows && chunk * 8 < columns) {
+            uint4 value;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                         : "r"(from + static_cast<uint32_t>(row) * kRowBytes +
+                               static_cast<uint32_t>(chunk ^ (row % 8)) * 16)
+                         : "memory");
+            *reinterpret_cast<uint4*>(to + row * row_stride + chunk * 8) = value;
+        }
+    }
+}
+
+// A block staged by the group, on its way: whole by TMA, else what exists of it. Ends the pass.
+__device__ __forceinline__ void store_staged_bf16(uint32_t from, const CUtensorMap* map, __nv_bfloat16* data,
+                                                  int64_t row_stride, int column, int columns,
+                                                  const Place& place) {
+    place.end_pass();
+    if (place.row_end - place.row >= kGroupRows) {
+        if (place.thread == 0) ptx::tma_store(map, from, column, place.row, 0);
+    } else {
+        copy_staged_bf16(from, data + place.row * row_stride + column, row_stride, place.row_end - place.row,
+                         columns - column, place.thread);
+    }
+    // An empty group where nothing was stored: begin_pass counts groups.
+    if (place.thread == 0) ptx::tma_commit();
+}
+
+// bf16 rows of experts: Forward, Dgrad.
+struct StoreRows {
+    struct Args {
+        CUtensorMap out;  // (1, capacity, columns), boxes of 64 × 64
+        __nv_bfloat16* data;
+        int64_t row_stride;
+        int columns;
+    };
+    __device__ static int rows(const Args&) { return 0; }  // not asked: rows are the experts'
+    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
+#pragma unroll
+        for (int block = 0; block < kTileColumns / 64; ++block) {
+            const int column = place.column + 64 * block;
+            if (column >= args.columns) break;
+            const uint32_t to = place.begin_pass();
+            stage_bf16(to, sums, block, place);
+            store_staged_bf16(to, &args.out, args.data, args.row_stride, column, args.columns, place);
+        }
+    }
+};
+
+// bf16 gradients of the experts' weights.
+struct StoreWeights {
+    struct Args {
+        CUtensorMap out;  // (experts, rows, columns), boxes of 64 × 64
+        int rows, columns;
+    };
+    __device__ static int rows(const Args& args) { return args.rows; }
+    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
+#pragma unroll
+        for (int block = 0; block < kTileColumns / 64; ++block) {
+            const int column = place.column + 64 * block;
+            if (column >= args.columns) break;
+            const uint32_t to = place.begin_pass();
+            stage_bf16(to, sums, block, place);
+            place.end_pass();
+            if (place.thread == 0) {
+                ptx::tma_store(&args.out, to, column, place.row, place.expert);
+                ptx::tma_commit();
+            }
+        }
+    }
+};
+
+// fp32, straight from registers: four threads write 32 bytes of a row. Rows of experts (expert_stride 0), or
+// the weights' gradients, written or added to.
+struct StoreFloats {
+    struct Args {
+        float* data;
+        int64_t expert_stride, row_stride;
+        int weight_rows, columns;  // weight_rows: of the weights' gradients
+        int add;
+    };
+    __device__ static int rows(const Args& args) { return args.weight_rows; }
+    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
+        if (args.add && place.empty) return;
+        constexpr int kBatch = 8;  // loads in flight
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = place.row + 16 * place.warp + 8 * half + place.lane / 4;
+            if (row >= place.row_end) continue;
+            const int column = place.column + 2 * (place.lane % 4);
+            float* to = args.data + place.expert * args.expert_stride + row * args.row_stride + column;
+#pragma unroll
+            for (int batch = 0; batch < 32; batch += kBatch) {
+                float2 old[kBatch] = {};
+                if (args.add) {
+#pragma unroll
+                    for (int j = 0; j < kBatch; ++j) {
+                        if (column + 8 * (batch + j) < args.columns)
+                            old[j] = *reinterpret_cast<const float2*>(to + 8 * (batch + j));
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    const float* d = &sums[4 * (batch + j) + 2 * half];
+                    if (column + 8 * (batch + j) < args.columns) {
+                        *reinterpret_cast<float2*>(to + 8 * (batch + j)) =
+                            make_float2(args.add ? old[j].x + d[0] : d[0], args.add ? old[j].y + d[1] : d[1]);
+                    }
+                }
+            }
+        }
+    }
+};
+
+}  // namespace moebius::ops::sm90

@@ -1,0 +1,79 @@
+// The order in which a Hopper kernel walks a grouped product's tiles, from where each expert's rows end. The
+// same code runs in the kernel and in a test on the CPU.
+#pragma once
+
+#ifdef __CUDACC__
+#define MOEBIUS_TILES_INLINE __host__ __device__ __forceinline__
+#else
+#define MOEBIUS_TILES_INLINE inline
+#endif
+
+namespace moebius::ops::sm90 {
+
+// A unit is what one block, or one cluster of blocks, computes at a time.
+struct TilePlan {
+    int experts = 0;
+    int unit_rows =
+        0;  // the output's rows (of an expert) in a unit; 0: every expert's output has `row_units`
+    int row_units = 0;     // only where unit_rows is 0: the weights' gradient
+    int column_units = 0;  // of every expert's output
+    int band = 0;          // column units that an expert's rows run through together, 1 … column_units
+};
+
+struct TileUnit {
+    int expert = 0;
+    int row_begin = 0, row_end = 0;     // the expert's rows
+    int row_unit = 0, column_unit = 0;  // of the expert's output
+};
+
+// Experts in order; of each the bands of columns in order; of a band the row units in order, its column units
+// running fastest: what is multiplied at a time by the blocks of a card is about as tall as wide, and stays
+// in L2.
+class TileWalk {
+  public:
+    // Takes the units first, first + step, … `row_ends` (experts): the row behind each expert's last,
+    // ascending.
+    MOEBIUS_TILES_INLINE TileWalk(const int* row_ends, const TilePlan& plan, int first, int step)
+        : row_ends_(row_ends), plan_(plan), next_(first), step_(step) {
+        enter(0);
+    }
+
+    // False: there are no more.
+    MOEBIUS_TILES_INLINE bool next(TileUnit& unit) {
+        while (expert_ < plan_.experts && next_ >= expert_first_ + row_units_ * plan_.column_units) {
+            expert_first_ += row_units_ * plan_.column_units;
+            row_begin_ = row_end_;
+            enter(expert_ + 1);
+        }
+        if (expert_ >= plan_.experts) return false;
+        const int index = next_ - expert_first_;
+        const int band = index / (row_units_ * plan_.band);
+        const int within = index - band * row_units_ * plan_.band;
+        const int left = plan_.column_units - band * plan_.band;
+        const int width = left < plan_.band ? left : plan_.band;
+        unit.expert = expert_;
+        unit.row_begin = row_begin_;
+        unit.row_end = row_end_;
+        unit.row_unit = within / width;
+        unit.column_unit = band * plan_.band + within % width;
+        next_ += step_;
+        return true;
+    }
+
+  private:
+    MOEBIUS_TILES_INLINE void enter(int expert) {
+        expert_ = expert;
+        if (expert >= plan_.experts) return;
+        row_end_ = row_ends_[expert];
+        row_units_ = plan_.unit_rows > 0 ? (row_end_ - row_begin_ + plan_.unit_rows - 1) / plan_.unit_rows
+                                         : plan_.row_units;
+    }
+
+    const int* row_ends_;
+    TilePlan plan_;
+    int next_, step_;
+    int expert_ = 0, expert_first_ = 0;  // and the index of the expert's first unit
+    int row_begin_ = 0, row_end_ = 0, row_units_ = 0;
+};
+
+}  // namespace moebius::ops::sm90
