@@ -5,8 +5,9 @@
     tools/check_third_party.py --self-test
 
 Looked at: find_package, pkg_check_modules, find_library, find_path of all CMake files and static libraries by name; the
-packages of tools/packages.txt; pip requirements (requirements*.txt, pip install lines of scripts); imports of Python
-files; folders of bundled sources (third_party/, external/, vendor/). With --program: the shared libraries that it needs.
+packages of tools/packages.txt; pip requirements (requirements*.txt, pip install and download lines of scripts); imports
+of Python files; shared libraries that sources open by name; folders of bundled sources (third_party/, external/, vendor/).
+With --program: the shared libraries that it needs.
 A name must stand in backticks in the table's last column.
 """
 
@@ -90,7 +91,9 @@ def used_by_python(root):
                 yield path.relative_to(root).as_posix(), word.group(1).lower()
     scripts = list(files(root, "*.sh", "Makefile")) + [p for p in files(root, "run") if p.parent.name == ".ci"]
     for path in scripts:
-        for arguments in re.findall(r"\bpip3? install ([^;&|\n]*)", uncommented(path.read_text(encoding="utf-8"))):
+        text = uncommented(path.read_text(encoding="utf-8"))
+        text = re.sub(r"\$\{?(\w+)\}?", lambda m: (re.findall(rf"^{m[1]}=(\S+)$", text, re.M) or [m[0]])[0], text)
+        for arguments in re.findall(r"\bpip3? (?:install|download) ([^;&|\n]*)", text):
             for word in arguments.split():
                 name = re.match(r"[\"']?([A-Za-z][\w.-]*)", word)
                 if name and not word.startswith("-") and not word.endswith(".txt"):
@@ -100,6 +103,12 @@ def used_by_python(root):
         for name in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.M):
             if name not in sys.stdlib_module_names and name not in own:
                 yield path.relative_to(root).as_posix(), IMPORTED_AS.get(name, name)
+
+
+def used_by_sources(root):
+    for path in files(root, "*.cpp", "*.cu"):
+        for name in re.findall(r'"(lib[\w+-]+\.so(?:\.\d+)*)"', path.read_text(encoding="utf-8")):
+            yield path.relative_to(root).as_posix(), name
 
 
 def used_by_folders(root):
@@ -119,7 +128,7 @@ def check(root, program=None):
     """(number of uses, complaints)"""
     names, problems = listed(root)
     uses = list(used_by_cmake(root)) + list(used_by_packages(root)) + list(used_by_python(root))
-    uses += list(used_by_folders(root))
+    uses += list(used_by_folders(root)) + list(used_by_sources(root))
     if program:
         uses += list(used_by_program(program))
     unlisted = sorted({(where, name) for where, name in uses if name not in names})
@@ -138,6 +147,8 @@ PLANTED = [
     ("tools/packages.txt", "build libboost-dev\n", "libboost-dev"),
     ("tools/requirements.txt", "Pandas==2.0  # tables\n", "pandas"),
     ("tools/make.sh", "python3 -m pip install --quiet 'scipy>=1'\n", "scipy"),
+    ("tools/get.sh", "package=polars==1.0\npip download --no-deps --dest \"$work\" \"$package\"\n", "polars"),
+    ("moebius/open.cpp", 'DynamicLibrary library({"libcufile.so.0"});\n', "libcufile.so.0"),
     ("tools/plot.py", "import os\nimport matplotlib.pyplot\n", "matplotlib"),
     ("third_party/miniz/miniz.c", "\n", "miniz"),
 ]
