@@ -30,6 +30,7 @@ if(MOEBIUS_CUDA_LINEINFO)
 endif()
 # Everywhere, so that a header means the same in every file.
 add_compile_definitions(MOEBIUS_WITH_CUDA)
+include(MoebiusCudnn)
 
 # moebius_kernels(ROOM): compiles the room's .cu files into moebius_ROOM: sm90*.cu and sm100*.cu for the
 # architecture-specific targets 90a and 100a, any other for MOEBIUS_CUDA_ARCHITECTURES.

@@ -67,7 +67,7 @@ Forward Attention::forward(Activation x, Run& run) {
     Tensor y =
         Tensor::zeros("attention.y", {tokens, options_.heads * options_.head_dim}, run.dtype, run.exec);
     Tensor lse = Tensor::empty("attention.lse", {options_.heads, tokens}, DType::F32, run.exec);
-    const bool rounded = run.pass.save && run.dtype == DType::BF16;
+    const bool rounded = run.pass.save && run.dtype == DType::BF16 && ops::attention_keeps_rest(run.exec);
     const Tensor y_rest =
         rounded ? Tensor::empty("attention.y_rest", y.shape(), run.dtype, run.exec) : Tensor();
     ops::attention({.shape = shape_of(options_, run),

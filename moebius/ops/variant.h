@@ -14,6 +14,12 @@
 #else
 #define MOEBIUS_CUDA(function) nullptr
 #endif
+// The same of kernels that take cuDNN's frontend to build.
+#ifdef MOEBIUS_WITH_CUDNN
+#define MOEBIUS_CUDNN(function) function
+#else
+#define MOEBIUS_CUDNN(function) nullptr
+#endif
 
 namespace moebius::ops {
 

@@ -1,15 +1,38 @@
 #include "moebius/ops/attention/attention.h"
 
 #include <algorithm>
+#include <string>
 
 #include "moebius/ops/attention/cpu.h"
+#include "moebius/ops/attention/cuda.h"
+#include "moebius/ops/attention/cudnn.h"
 
 namespace moebius::ops {
 namespace {
 
+template <class Args>
+std::string not_for_cudnn(const Args& a, const Exec& exec) {
+    const std::string reason = cudnn::refused(a);
+    // A dry step may be about a device that is not here.
+    return !reason.empty() || exec.dry ? reason : cudnn::unavailable(a, exec);
+}
+
+template <class Args>
+std::string not_for_cuda_any(const Args& a, const Exec&) {
+    const int64_t head_dim = a.q.size(2);
+    if (head_dim <= cuda::kMostHeadDim) return {};
+    return "head_dim = " + std::to_string(head_dim) + " is above " + std::to_string(cuda::kMostHeadDim);
+}
+
 constexpr Variant<AttentionArgs> kForward[] = {
+    {"cudnn", DeviceKind::Cuda, 90, 90, not_for_cudnn<AttentionArgs>, MOEBIUS_CUDNN(cudnn::attention)},
+    {"cuda_any", DeviceKind::Cuda, 80, 999, not_for_cuda_any<AttentionArgs>, MOEBIUS_CUDA(cuda::attention)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AttentionArgs>, cpu::attention}};
 constexpr Variant<AttentionBackwardArgs> kBackward[] = {
+    {"cudnn", DeviceKind::Cuda, 90, 90, not_for_cudnn<AttentionBackwardArgs>,
+     MOEBIUS_CUDNN(cudnn::attention_backward)},
+    {"cuda_any", DeviceKind::Cuda, 80, 999, not_for_cuda_any<AttentionBackwardArgs>,
+     MOEBIUS_CUDA(cuda::attention_backward)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AttentionBackwardArgs>, cpu::attention_backward}};
 
 void check_shape(const AttentionShape& shape) {
@@ -82,6 +105,10 @@ void attention_backward(const AttentionBackwardArgs& a, const Exec& exec) {
     check_heads(a.dk, a.k, "dk");
     check_heads(a.dv, a.k, "dv");
     dispatch<AttentionBackwardArgs>("attention_backward", kBackward, a, exec, cost(a));
+}
+
+bool attention_keeps_rest(const Exec& exec) {
+    return exec.device->kind() == DeviceKind::Cpu;
 }
 
 std::vector<VariantInfo> attention_variants() {

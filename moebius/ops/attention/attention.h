@@ -25,6 +25,9 @@ struct AttentionArgs {
     View out_rest;
 };
 void attention(const AttentionArgs& args, const Exec& exec);
+// Whether a caller that trains in bf16 should ask for out_rest: on the CPU. A GPU's fastest variant has no
+// such output, and its memory is dearer.
+bool attention_keeps_rest(const Exec& exec);
 Cost cost(const AttentionArgs& args);  // of sequences of max_seqlen
 std::vector<VariantInfo> attention_variants();
 

@@ -1,0 +1,39 @@
+// How attention is cut for cuDNN: rules on shapes alone, no library and no GPU involved.
+#pragma once
+
+#include "moebius/ops/attention/attention.h"
+
+namespace moebius::ops::cudnn {
+
+// Its deterministic backward holds dS of every query and key, masked ones too, so the work goes in pieces
+// that share one such buffer. A piece is all `kv_heads` heads (with the query heads that read them) of all
+// `sequences` sequences; a last piece that has fewer gets empty ones.
+struct Pieces {
+    int64_t kv_heads = 0, sequences = 0;           // of one piece
+    int64_t head_pieces = 0, sequence_pieces = 0;  // how many of them
+    int64_t bytes = 0;                             // of dS in one piece
+    int64_t count() const { return head_pieces * sequence_pieces; }
+};
+
+// Of dS in a piece, where that allows for one kv head of one sequence.
+inline constexpr int64_t kPieceBytes = int64_t{2} << 30;
+// More is not asked for: the reason against this variant names it.
+inline constexpr int64_t kMostPieceBytes = int64_t{8} << 30;
+inline constexpr int64_t kMostPieces = 256;
+
+// Lengths of sequences are rounded up to it: tiles are as long, so no work is added, and fewer graphs are
+// built.
+inline constexpr int64_t kLengthStep = 128;
+
+struct AttentionSizes {
+    int64_t sequences, max_seqlen, heads, kv_heads;
+};
+Pieces backward_pieces(const AttentionSizes& sizes);
+// One piece with everything.
+Pieces forward_pieces(const AttentionSizes& sizes);
+
+// Reasons against that follow from the arguments alone; "" for none.
+std::string refused(const AttentionArgs& args);
+std::string refused(const AttentionBackwardArgs& args);
+
+}  // namespace moebius::ops::cudnn
