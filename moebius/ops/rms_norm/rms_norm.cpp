@@ -1,13 +1,17 @@
 #include "moebius/ops/rms_norm/rms_norm.h"
 
 #include "moebius/ops/rms_norm/cpu.h"
+#include "moebius/ops/rms_norm/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<RmsNormArgs> kRmsNorm[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<RmsNormArgs>, MOEBIUS_CUDA(cuda::rms_norm)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<RmsNormArgs>, cpu::rms_norm}};
 constexpr Variant<RmsNormBackwardArgs> kRmsNormBackward[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<RmsNormBackwardArgs>,
+     MOEBIUS_CUDA(cuda::rms_norm_backward)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<RmsNormBackwardArgs>, cpu::rms_norm_backward}};
 
 // Rows like those of x: same shape and dtype, elements of a row side by side.
