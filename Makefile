@@ -3,16 +3,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test bench parity docs dist test-dist format format-check lint clean
+.PHONY: help setup build run test test-gpu bench parity docs dist test-dist format format-check lint clean
 
 JOBS ?= $(shell nproc)
 ARGS ?=
-PRESET := cpu
+# CUDA=1 builds with kernels, CUDA=0 without; unsaid: with them where there is a GPU.
+CUDA ?= $(if $(wildcard /dev/nvidia[0-9]*),1,0)
+PRESET := $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD := build/$(PRESET)
-
-ifeq ($(CUDA),1)
-$(error CUDA=1: there are no CUDA kernels in Moebius yet, only the CPU backend; leave CUDA out)
-endif
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -21,14 +19,13 @@ setup: ## install missing packages by apt (root, or a user with sudo)
 	@tools/setup.sh build test
 
 $(BUILD)/build.ninja: | setup
+	@if [ $(PRESET) = cuda ]; then tools/fetch_cudnn_frontend.sh || true; fi
 	@cmake --preset $(PRESET)
 
-build: setup $(BUILD)/build.ninja ## the program: build/bin/moebius (CPU only; CUDA=1 is for later)
-	@if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then \
-	    echo "build: there is a GPU here; this version has no CUDA kernels yet and uses the CPU"; fi
+build: setup $(BUILD)/build.ninja ## the program: build/bin/moebius (with CUDA where there is a GPU, or CUDA=1; CUDA=0: without)
 	@cmake --build --preset $(PRESET) --target moebius -j $(JOBS)
 	@mkdir -p build/bin
-	@ln -sfn ../cpu/bin/moebius build/bin/moebius
+	@ln -sfn ../$(PRESET)/bin/moebius build/bin/moebius
 
 run: build ## train the small model L0_sanity on the genome of E. coli (ARGS="key=value …" to change it)
 	@tools/fetch_genome.sh
@@ -37,6 +34,9 @@ run: build ## train the small model L0_sanity on the genome of E. coli (ARGS="ke
 test: build ## build and run all tests
 	@cmake --build --preset $(PRESET) -j $(JOBS)
 	@ctest --preset $(PRESET)
+
+test-gpu: ## build the kernels and run every op's cases on the GPU, with a table of passed and failed
+	@tools/gpu_kernels.sh test
 
 bench: build ## measure and write bench/results (idle machine, please)
 	@tools/bench.sh
@@ -70,4 +70,4 @@ lint: format-check ## format, include arrows, licence list, shell syntax
 	@for script in tools/*.sh .ci/run; do bash -n "$$script"; done
 
 clean: ## remove build results (keeps build/data and cached systems)
-	@rm -rf build/cpu build/asan build/tsan build/bin build/dist build/logs
+	@rm -rf build/cpu build/cuda build/kernels build/asan build/tsan build/bin build/dist build/logs

@@ -67,7 +67,7 @@ int run_ops(Options options) {
     ReferenceProduct product(machine.exec);
     int found = 0;
     for (const ops::Case& c : ops::all_cases()) {
-        if (!c.bench || (c.op + "/" + c.name).find(filter) == std::string::npos) continue;
+        if (!c.bench || c.large || (c.op + "/" + c.name).find(filter) == std::string::npos) continue;
         ++found;
         Json line = measure(c, machine.exec, runs, checked);
         line["sgemm_seconds"] = product.median_seconds(3);

@@ -8,7 +8,8 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(MOEBIUS_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
     if(NOT MOEBIUS_NVCC)
         message(FATAL_ERROR "MOEBIUS_CUDA=ON needs a CUDA toolkit (13.0 or later): there is no nvcc in PATH, CUDA_PATH or "
-            "/usr/local/cuda. Name it by -D CMAKE_CUDA_COMPILER=<nvcc>, or build for the CPU alone (preset cpu)")
+            "/usr/local/cuda. Name it by -D CMAKE_CUDA_COMPILER=<nvcc> (tools/fetch_cuda.sh fetches one without root), or "
+            "build for the CPU alone: preset cpu, make CUDA=0")
     endif()
     set(CMAKE_CUDA_COMPILER ${MOEBIUS_NVCC})
 endif()

@@ -6,6 +6,11 @@
 #include <chrono>
 #include <cstring>
 
+#include "moebius/base/error.h"
+#include "moebius/runtime/graph.h"
+#include "moebius/runtime/stream.h"
+#include "moebius/runtime/transfer.h"
+
 namespace moebius::ops {
 namespace {
 
@@ -102,7 +107,18 @@ class Buffer {
         }
         return count;
     }
-    const std::vector<uint8_t>& memory() const { return memory_; }
+    bool whole_output() const {
+        return spec_.role == Role::Output && !spec_.written && spec_.row_padding == 0;
+    }
+    // The tensor with its guards.
+    uint8_t* region() { return static_cast<uint8_t*>(view_.data) - kGuardBytes; }
+    const uint8_t* region() const { return static_cast<const uint8_t*>(view_.data) - kGuardBytes; }
+    size_t region_bytes() const { return static_cast<size_t>(bytes_ + 2 * kGuardBytes); }
+    // Everything as it was when the region held `bytes`.
+    void restore(const std::vector<uint8_t>& bytes) {
+        std::fill(memory_.begin(), memory_.end(), kGuard);
+        std::copy(bytes.begin(), bytes.end(), region());
+    }
 
   private:
     int64_t offset(int64_t index) const { return index / inner_ * row_stride_ + index % inner_; }
@@ -127,15 +143,27 @@ struct Buffers {
     Views views;
 };
 
-Buffers make_buffers(const Case& c) {
+// f(begin, end) over pieces of [0, count), on the threads if there are some.
+template <class F>
+void in_pieces(int64_t count, ThreadPool* threads, F&& f) {
+    constexpr int64_t kPiece = 1 << 16;
+    if (threads == nullptr || count < 2 * kPiece) return f(int64_t{0}, count);
+    threads->run((count + kPiece - 1) / kPiece,
+                 [&](int64_t piece, int) { f(piece * kPiece, std::min(count, (piece + 1) * kPiece)); });
+}
+
+Buffers make_buffers(const Case& c, ThreadPool* threads = nullptr) {
     Buffers buffers;
     for (const TensorSpec& spec : c.tensors) {
         Buffer buffer(spec);
         if (spec.role != Role::Output) {
             const Philox random(kSeed, c.op + "/" + c.name + "/" + spec.name);
-            for (int64_t i = 0; i < buffer.numel(); ++i) {
-                buffer.set(i, spec.value ? spec.value(i, random) : random.normal(static_cast<uint64_t>(i)));
-            }
+            in_pieces(buffer.numel(), threads, [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) {
+                    buffer.set(i,
+                               spec.value ? spec.value(i, random) : random.normal(static_cast<uint64_t>(i)));
+                }
+            });
         }
         const auto [place, fresh] = buffers.all.emplace(spec.name, std::move(buffer));
         MOEBIUS_CHECK(fresh, c.op, "/", c.name, " has two tensors '", spec.name, "'");
@@ -143,6 +171,70 @@ Buffers make_buffers(const Case& c) {
     }
     return buffers;
 }
+
+// The case's tensors where the op gets them: the host's own on the CPU, copies with their guards on a GPU.
+class Placed {
+  public:
+    Placed(Buffers& host, const Exec& exec, const CheckOptions& options)
+        : exec_(exec), on_gpu_(exec.device->kind() == DeviceKind::Cuda) {
+        const int64_t guard = options.bare ? 0 : kGuardBytes;
+        std::pmr::memory_resource* const shared = options.shared;
+        if (!on_gpu_) {
+            views_ = host.views;
+            return;
+        }
+        for (auto& [name, buffer] : host.all) {
+            // With guards, an address that the tensor's alignment, 64, divides, and nothing larger.
+            static_assert(kGuardBytes % (2 * kAlignment) == 0);
+            const size_t skip = options.bare ? 0 : kAlignment;
+            const size_t region_bytes =
+                buffer.region_bytes() - static_cast<size_t>(2 * (kGuardBytes - guard));
+            const size_t bytes = region_bytes + skip;
+            std::shared_ptr<void> memory;
+            if (shared) {
+                memory = {shared->allocate(bytes), [=](void* data) { shared->deallocate(data, bytes); }};
+            } else {
+                memory = {
+                    exec.pool->allocate("case", bytes, exec.stream),
+                    [pool = exec.pool, stream = exec.stream](void* data) { pool->release(data, stream); }};
+            }
+            uint8_t* const region = static_cast<uint8_t*>(memory.get()) + skip;
+            View view = buffer.view();
+            view.data = region + guard;
+            views_.views[name] = view;
+            const bool raw = options.bare && buffer.whole_output();
+            regions_[name] = {std::move(memory), region, buffer.region() + kGuardBytes - guard, region_bytes,
+                              raw};
+        }
+    }
+    const Views& views() const { return views_; }
+
+    void to_device() {
+        if (!on_gpu_) return;
+        for (auto& [name, place] : regions_) {
+            if (!place.raw) copy_to_device(place.region, place.host, place.bytes, exec_);
+        }
+        synchronize(exec_);
+    }
+    void to_host() {
+        if (!on_gpu_) return;
+        synchronize(exec_);
+        for (auto& [name, place] : regions_) copy_to_host(place.host, place.region, place.bytes, exec_);
+        synchronize(exec_);
+    }
+
+  private:
+    struct Place {
+        std::shared_ptr<void> memory;
+        uint8_t *region, *host;
+        size_t bytes;
+        bool raw;
+    };
+    const Exec& exec_;
+    bool on_gpu_;
+    Views views_;
+    std::map<std::string, Place> regions_;
+};
 
 template <class Real>
 Host<Real> make_host(const Case& c, const Buffers& buffers) {
@@ -248,31 +340,90 @@ float stored(float value, DType dtype) {
     return dtype == DType::BF16 ? to_float(to_bf16(value)) : value;
 }
 
+struct PreparedCase::State {
+    const Case& c;
+    Buffers buffers;
+    References references;
+    std::map<std::string, std::vector<uint8_t>> before;  // regions
+    std::string problem;
+
+    State(const Case& made, ThreadPool* threads)
+        : c(made), buffers(make_buffers(made, threads)), references(make_references(made, buffers)) {
+        problem = check_not_vacuous(c, references.exact);
+        for (const auto& [name, buffer] : buffers.all) {
+            before[name].assign(buffer.region(), buffer.region() + buffer.region_bytes());
+        }
+    }
+
+    void restore() {
+        for (auto& [name, buffer] : buffers.all) buffer.restore(before[name]);
+    }
+
+    CheckResult compare() {
+        CheckResult result;
+        result.bits = 0xcbf29ce484222325;  // FNV-1a
+        for (const TensorSpec& spec : c.tensors) {
+            const Buffer& buffer = buffers.all.at(spec.name);
+            if (const int64_t damaged = buffer.damaged()) {
+                return {false,
+                        fmt::format("{}: {} bytes around the tensor were overwritten", spec.name, damaged)};
+            }
+            if (spec.role == Role::Input) {
+                if (!std::equal(before[spec.name].begin(), before[spec.name].end(), buffer.region())) {
+                    return {false, spec.name + ": an input was written"};
+                }
+                continue;
+            }
+            for (size_t i = 0; i < buffer.region_bytes(); ++i) {
+                result.bits = (result.bits ^ buffer.region()[i]) * 0x100000001b3;
+            }
+            const std::string wrong =
+                check_output(spec, buffer, references.exact[spec.name], references.naive[spec.name]);
+            if (!wrong.empty()) return {false, wrong, result.bits};
+        }
+        return result;
+    }
+};
+
+PreparedCase::PreparedCase(const Case& c, ThreadPool* threads)
+    : state_(std::make_unique<State>(c, threads)) {}
+PreparedCase::~PreparedCase() = default;
+
+CheckResult PreparedCase::check(const RunOp& run, const Exec& exec, const CheckOptions& options) {
+    if (!state_->problem.empty()) return {false, state_->problem};
+    state_->restore();
+    Placed placed(state_->buffers, exec, options);
+    placed.to_device();
+    if (options.as_graph) {
+        Graph graph;
+        graph.capture(exec, [&] { run(placed.views(), exec); });
+        graph.replay(exec.stream);
+        synchronize(exec);
+    } else {
+        run(placed.views(), exec);
+    }
+    placed.to_host();
+    return state_->compare();
+}
+
+std::string PreparedCase::why_not(const RunOp& run, const Exec& exec) {
+    state_->restore();
+    Exec dry = exec;
+    dry.dry = true;
+    dry.log = nullptr;
+    dry.cost = nullptr;
+    CountingPool pool;
+    dry.pool = &pool;
+    try {
+        run(state_->buffers.views, dry);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return {};
+}
+
 CheckResult check(const Case& c, const RunOp& run, const Exec& exec) {
-    Buffers buffers = make_buffers(c);
-    References references = make_references(c, buffers);
-    std::string problem = check_not_vacuous(c, references.exact);
-    if (!problem.empty()) return {false, problem};
-    const std::vector<TensorSpec>& tensors = c.tensors;
-    std::map<std::string, std::vector<uint8_t>> before;
-    for (const TensorSpec& spec : tensors) {
-        if (spec.role == Role::Input) before[spec.name] = buffers.all.at(spec.name).memory();
-    }
-    run(buffers.views, exec);
-    for (const TensorSpec& spec : tensors) {
-        const Buffer& buffer = buffers.all.at(spec.name);
-        if (const int64_t damaged = buffer.damaged()) {
-            return {false,
-                    fmt::format("{}: {} bytes around the tensor were overwritten", spec.name, damaged)};
-        }
-        if (spec.role == Role::Input) {
-            if (before[spec.name] != buffer.memory()) return {false, spec.name + ": an input was written"};
-            continue;
-        }
-        problem = check_output(spec, buffer, references.exact[spec.name], references.naive[spec.name]);
-        if (!problem.empty()) return {false, problem};
-    }
-    return {true, {}};
+    return PreparedCase(c).check(run, exec);
 }
 
 CheckResult check_gradient(const Case& c) {
@@ -337,15 +488,63 @@ CheckResult check_threads(const Case& c, const Exec& exec, const std::vector<int
     return {true, {}};
 }
 
-Timing time_case(const Case& c, const Exec& exec, int runs) {
-    Buffers buffers = make_buffers(c);
-    Timing timing;
+namespace {
+
+std::vector<double> time_on_cpu(const Case& c, const Exec& exec, int runs) {
+    const Buffers buffers = make_buffers(c);
+    std::vector<double> samples;
     for (int i = -2; i < runs; ++i) {
         const auto start = std::chrono::steady_clock::now();
         c.run(buffers.views, exec);
         const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-        if (i >= 0) timing.samples.push_back(elapsed.count());
+        if (i >= 0) samples.push_back(elapsed.count());
     }
+    return samples;
+}
+
+std::vector<double> time_on_gpu(const Case& c, const Exec& exec, int runs, std::string& no_graph) {
+    Buffers buffers = make_buffers(c, exec.threads);
+    Placed placed(buffers, exec, {});
+    placed.to_device();
+    // Twice the L2 cache, written before every run. It takes tens of microseconds, in which the host gets
+    // ahead.
+    const auto flush_bytes = static_cast<size_t>(2 * exec.device->l2_bytes());
+    const Scratch flush("flush", flush_bytes, exec);
+    for (int i = 0; i < 2; ++i) c.run(placed.views(), exec);
+    synchronize(exec);
+    Graph graph;
+    try {
+        Exec quiet = exec;
+        quiet.cost = nullptr;
+        graph.capture(quiet, [&] { c.run(placed.views(), quiet); });
+    } catch (const DeviceError& error) {
+        no_graph = error.what();
+    }
+    std::vector<Event> begin, end;
+    for (int i = -2; i < runs; ++i) {
+        zero(flush.as<void>(), flush_bytes, exec);
+        begin.emplace_back(*exec.device, true);
+        end.emplace_back(*exec.device, true);
+        begin.back().record(exec.stream);
+        if (graph) {
+            graph.replay(exec.stream);
+        } else {
+            c.run(placed.views(), exec);
+        }
+        end.back().record(exec.stream);
+    }
+    synchronize(exec);
+    std::vector<double> samples;
+    for (size_t i = 2; i < begin.size(); ++i) samples.push_back(end[i].seconds_since(begin[i]));
+    return samples;
+}
+
+}  // namespace
+
+Timing time_case(const Case& c, const Exec& exec, int runs) {
+    Timing timing;
+    timing.samples = exec.device->kind() == DeviceKind::Cpu ? time_on_cpu(c, exec, runs)
+                                                            : time_on_gpu(c, exec, runs, timing.no_graph);
     std::vector<double> sorted = timing.samples;
     std::sort(sorted.begin(), sorted.end());
     timing.least = sorted.front();

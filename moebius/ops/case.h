@@ -9,6 +9,8 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <memory>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <utility>
@@ -110,6 +112,7 @@ struct Case {
     std::optional<GradientCheck> gradient;
     std::function<Cost(const Views&)> cost;  // for the benchmark
     bool bench = false;                      // timed by the benchmark; too large for the tests
+    bool large = false;                      // with bench: of a GPU's size, left out on the CPU
 };
 
 // Both runs from one generic lambda: set_reference(c, [=](auto& h) { … }), element type: `auto x =
@@ -123,19 +126,54 @@ void set_reference(Case& c, F f) {
 struct CheckResult {
     bool passed = true;
     std::string message;  // what failed, with numbers; or the errors found
+    uint64_t bits = 0;    // a hash of the outputs' bytes
 };
 
-// Runs the case once under `exec` (on its device) with `run` (the op's, or a mutant's) and compares every
-// output.
+// What the mutants that hand a list of their own to an op keep it in: where they run on a GPU, the default
+// memory resource is one that both sides reach.
+template <class T>
+using SharedVector = std::pmr::vector<T>;
+
+struct CheckOptions {
+    // On a GPU: the tensors lie in this memory, which host and device reach, instead of the device's own.
+    // Mutants change them on the host; kernels must have been started with CUDA_LAUNCH_BLOCKING=1 then.
+    std::pmr::memory_resource* shared = nullptr;
+    bool as_graph = false;  // on a GPU: captured and replayed once
+    // On a GPU, for compute-sanitizer: no guards, and outputs that are written whole are not poisoned.
+    bool bare = false;
+};
+
+// A case's inputs and references, made once for many runs; the case outlives it. On a GPU the tensors lie in
+// memory from exec.pool between guards like on the CPU.
+class PreparedCase {
+  public:
+    // `threads` may be null: it makes the inputs of large cases faster.
+    explicit PreparedCase(const Case& c, ThreadPool* threads = nullptr);
+    ~PreparedCase();
+    // Runs it once under `exec` (on its device) with `run` (the op's, or a mutant's), from the same inputs
+    // every time, and compares every output.
+    CheckResult check(const RunOp& run, const Exec& exec, const CheckOptions& options = {});
+    // "" if `run` would find a variant under `exec`, else the reason: a dry run.
+    std::string why_not(const RunOp& run, const Exec& exec);
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// The same for a single run.
 CheckResult check(const Case& c, const RunOp& run, const Exec& exec);
 // Central differences in double, no device involved.
 CheckResult check_gradient(const Case& c);
 // Bitwise equality of the outputs with every number of threads given.
 CheckResult check_threads(const Case& c, const Exec& exec, const std::vector<int>& thread_counts);
-// Median, least and most seconds of n runs after one that is checked.
+// Median, least and most seconds of n runs after two that are not counted. On a GPU by events, with the L2
+// cache overwritten before every run, and replayed from a graph, so that the host's time is not in it; where
+// the op can't be captured, run directly.
 struct Timing {
     double median = 0, least = 0, most = 0;
     std::vector<double> samples;
+    std::string no_graph;  // on a GPU: why it was not captured
 };
 Timing time_case(const Case& c, const Exec& exec, int runs);
 

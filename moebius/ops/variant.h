@@ -1,5 +1,5 @@
 // The one funnel through which every op runs: it chooses a variant, logs the choice and the reasons against
-// the rows above it, honours `dry`, adds the cost, runs.
+// the rows above it, honours `dry`, adds the cost, runs inside a profiler's range.
 #pragma once
 
 #include <span>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "moebius/runtime/exec.h"
+#include "moebius/runtime/profiler_range.h"
 
 // In a row: a kernel's function in builds with CUDA, null ("not in this build") in the others.
 #ifdef MOEBIUS_WITH_CUDA
@@ -70,7 +71,9 @@ void dispatch(const char* op, std::span<const Variant<Args>> table, const Args& 
     }
     const size_t chosen = detail::choose(op, candidates, exec, cost);
     if (exec.cost) *exec.cost += cost;
-    if (!exec.dry) table[chosen].run(args, exec);
+    if (exec.dry) return;
+    const ProfilerRange range(op);
+    table[chosen].run(args, exec);
 }
 
 template <class Args>

@@ -144,7 +144,7 @@ Case make_case(const Setup& s) {
     } else if (s.tokens > 1 && !s.bench) {
         c.mutants = {{"another row's target", [=](const Views& v, const Exec& exec) {
                           CrossEntropyArgs a = args(v);
-                          std::vector<int32_t> shifted(static_cast<size_t>(s.tokens));
+                          SharedVector<int32_t> shifted(static_cast<size_t>(s.tokens));
                           for (int64_t t = 0; t < s.tokens; ++t)
                               shifted[static_cast<size_t>(t)] = a.targets.as<int32_t>()[(t + 1) % s.tokens];
                           a.targets = View(shifted.data(), DType::I32, {s.tokens});

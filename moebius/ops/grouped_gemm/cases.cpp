@@ -110,7 +110,7 @@ std::vector<Mutant> mutants_of(const Problem& p) {
             args.out = args.out.rows(1, args.out.size(0) - 1);
             if (args.bias_scale) args.bias_scale = args.bias_scale.rows(1, args.bias_scale.size(0) - 1);
         }
-        std::vector<int64_t> sizes(static_cast<size_t>(args.split_sizes.size(0)));
+        SharedVector<int64_t> sizes(static_cast<size_t>(args.split_sizes.size(0)));
         int64_t left = args.a.size(0);
         for (size_t e = 0; e < sizes.size(); ++e) {
             const int64_t rows = args.split_sizes.dtype == DType::I64 ? args.split_sizes.as<int64_t>()[e]
@@ -122,7 +122,7 @@ std::vector<Mutant> mutants_of(const Problem& p) {
     });
     if (p.kind != GemmKind::Wgrad && p.splits.sizes[0] > 0) {
         with("the next expert's weight", [p](GroupedGemmArgs& args, const Exec& exec) {
-            std::vector<int64_t> sizes = p.splits.sizes;
+            SharedVector<int64_t> sizes(p.splits.sizes.begin(), p.splits.sizes.end());
             sizes.erase(sizes.begin());
             sizes[0] += p.splits.sizes[0];  // rows of expert 0 go to expert 1
             args.b = args.b.rows(1, p.experts() - 1);
@@ -145,7 +145,7 @@ std::vector<Mutant> mutants_of(const Problem& p) {
     }
     if (p.kind == GemmKind::Wgrad && (!p.accumulate || p.splits.sizes.back() > 0)) {
         with("leaves the last expert's part as it was", [p](GroupedGemmArgs& args, const Exec& exec) {
-            std::vector<int64_t> sizes = p.splits.sizes;
+            SharedVector<int64_t> sizes(p.splits.sizes.begin(), p.splits.sizes.end());
             sizes.pop_back();
             args.out = args.out.rows(0, p.experts() - 1);
             args.split_sizes = View(sizes.data(), DType::I64, {p.experts() - 1});

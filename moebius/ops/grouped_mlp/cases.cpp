@@ -214,7 +214,8 @@ std::vector<Mutant> mutants_of(const Problem& p, Args (*args_of)(const Problem&,
     }
     if (wrong_splits(p) != p.splits.sizes) {
         with("another expert's weights", [op, p](Args& args, const Exec& exec) {
-            std::vector<int64_t> sizes = wrong_splits(p);
+            const std::vector<int64_t> wrong = wrong_splits(p);
+            SharedVector<int64_t> sizes(wrong.begin(), wrong.end());
             args.split_sizes = View(sizes.data(), DType::I64, {p.experts()});
             op(args, exec);
         });
@@ -223,8 +224,8 @@ std::vector<Mutant> mutants_of(const Problem& p, Args (*args_of)(const Problem&,
 }
 
 // A copy of the expert weights with gate and up exchanged.
-std::vector<char> swapped_gate_up(const Problem& p, const View& weight) {
-    std::vector<char> copy(static_cast<size_t>(weight.bytes()));
+SharedVector<char> swapped_gate_up(const Problem& p, const View& weight) {
+    SharedVector<char> copy(static_cast<size_t>(weight.bytes()));
     const auto half = static_cast<size_t>(bytes_of(p.dtype, p.intermediate * p.hidden));
     for (int64_t e = 0; e < p.experts(); ++e) {
         const auto* from = static_cast<const char*>(weight.at(e).data);
@@ -259,7 +260,7 @@ Case forward_case(const Problem& p) {
     if (p.rows() > 3 && p.options.interleave == 0) {
         c.mutants.push_back({"swaps gate and up", [=](const Views& v, const Exec& exec) {
                                  GroupedMlpArgs args = forward_args(p, v);
-                                 std::vector<char> copy = swapped_gate_up(p, args.gate_up);
+                                 SharedVector<char> copy = swapped_gate_up(p, args.gate_up);
                                  args.gate_up = View(copy.data(), p.dtype, args.gate_up.shape);
                                  grouped_mlp(args, exec);
                              }});

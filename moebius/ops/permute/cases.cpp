@@ -246,7 +246,7 @@ Case gather_case(const RowsProblem& p) {
     if (r->tokens > 1) {
         c.mutants.push_back({"takes the next token", [=](const Views& v, const Exec& exec) {
                                  GatherRowsArgs args = gather_args(v, r->topk);
-                                 std::vector<int32_t> source;
+                                 SharedVector<int32_t> source;
                                  for (const int64_t copy : r->source)
                                      source.push_back(static_cast<int32_t>((copy + r->topk) % r->copies()));
                                  args.source = View(source.data(), DType::I32, {r->copies()});
@@ -304,7 +304,7 @@ Case combine_case(const RowsProblem& p) {
     if (r->copies() > 1) {
         c.mutants.push_back({"rows in order of copies", [=](const Views& v, const Exec& exec) {
                                  CombineRowsArgs mutant = args(v);
-                                 std::vector<int32_t> rows(static_cast<size_t>(r->copies()));
+                                 SharedVector<int32_t> rows(static_cast<size_t>(r->copies()));
                                  for (size_t i = 0; i < rows.size(); ++i)
                                      rows[i] = static_cast<int32_t>((i + 1) % rows.size());
                                  mutant.row_of = View(rows.data(), DType::I32, {r->tokens, r->topk});

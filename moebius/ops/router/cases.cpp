@@ -205,7 +205,7 @@ void add_routed(const Problem& p, std::vector<TensorSpec>& tensors, double start
 
 // Experts in reverse order and indices turned back: the same but for ties.
 void reversed_router(const Problem& p, const Views& v, const Exec& exec) {
-    std::vector<float> logits(static_cast<size_t>(p.tokens * p.experts));
+    SharedVector<float> logits(static_cast<size_t>(p.tokens * p.experts));
     for (int64_t i = 0; i < p.tokens * p.experts; ++i) {
         const int64_t from = i / p.experts * p.experts + (p.experts - 1 - i % p.experts);
         logits[static_cast<size_t>(i)] = v["logits"].as<float>()[from];

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Configures and builds the preset `kernels` (Hopper only), then runs what is asked for. Needs a CUDA toolkit, CMake, ninja
+# and fmt's headers, nothing else of what the whole program needs.
+#
+#   tools/gpu_kernels.sh [build]
+#   tools/gpu_kernels.sh test [options of gpu_tests]
+#   tools/gpu_kernels.sh sanitize [op…]     compute-sanitizer memcheck, racecheck, initcheck on the small cases
+#   tools/gpu_kernels.sh bench [options]    the kernel benchmark
+#   tools/gpu_kernels.sh pack               copies fmt's headers to build/third_party, for a machine without them
+#
+# JOBS=N limits the build. OUT: folder for gpu_tests.json and the sanitizers' logs (default build/logs).
+# MOEBIUS_CUDA_ARCHITECTURES as in CMake (default 90-real).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=build/kernels packed=build/third_party/include
+out=${OUT:-build/logs}
+mkdir -p "$out"
+
+configure_and_build() {
+    local options=(-D "MOEBIUS_CUDA_ARCHITECTURES=${MOEBIUS_CUDA_ARCHITECTURES:-90-real}")
+    if [ ! -e /usr/include/fmt/format.h ] && [ -e "$packed/fmt/format.h" ]; then
+        options+=(-D "MOEBIUS_FMT_INCLUDE=$PWD/$packed")
+    fi
+    cmake --preset kernels "${options[@]}" >"$out/configure.log" 2>&1 || { cat "$out/configure.log" >&2; exit 1; }
+    cmake --build --preset kernels -j "${JOBS:-$(nproc)}" >"$out/build.log" 2>&1 || {
+        grep -E -A12 'FAILED:|error' "$out/build.log" | head -n 150 >&2
+        exit 1
+    }
+    echo "gpu_kernels: built in $SECONDS s"
+}
+
+# memcheck, racecheck, initcheck; each op by itself, so that one that fails does not hide the others.
+sanitize() {
+    local tool op summary status=0 ops=("$@")
+    if [ ${#ops[@]} -eq 0 ]; then
+        mapfile -t ops < <("$build/bin/gpu_tests" --list | awk '!/no CUDA variant/ { print $1 }')
+    fi
+    : >"$out/sanitizer.txt"
+    for tool in memcheck racecheck initcheck; do
+        for op in "${ops[@]}"; do
+            timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 --launch-timeout 120 \
+                "$build/bin/gpu_tests" --bare --small --op "$op" >"$out/$tool.$op.log" 2>&1 || status=1
+            summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/$tool.$op.log" | tail -n 1 | sed 's/^=* *//')
+            printf '%-10s %-22s %s; %s\n' "$tool" "$op" "${summary:-no summary}" \
+                "$(grep -E '^passed ' "$out/$tool.$op.log" || echo 'did not end')" | tee -a "$out/sanitizer.txt"
+        done
+    done
+    return $status
+}
+
+case ${1:-build} in
+    pack)
+        mkdir -p "$packed"
+        cp -r "${2:-/usr/include}/fmt" "$packed/"
+        echo "gpu_kernels: $packed"
+        ;;
+    build)
+        configure_and_build
+        ;;
+    test)
+        shift
+        configure_and_build
+        "$build/bin/gpu_tests" --json "$out/gpu_tests.json" "$@"
+        ;;
+    sanitize)
+        shift
+        configure_and_build
+        sanitize "$@"
+        ;;
+    bench)
+        shift
+        configure_and_build
+        "$build/bin/moebius_kernel_bench" "$@"
+        ;;
+    *)
+        sed -n '2,/^set/p' "$0" | grep '^#' >&2
+        exit 2
+        ;;
+esac
