@@ -5,6 +5,7 @@
 #include "moebius/cli/command.h"
 #include "moebius/cli/terminal.h"
 #include "moebius/eval/forward.h"
+#include "moebius/train/machine.h"
 #include "moebius/train/resolve.h"
 
 namespace moebius::cli {
@@ -26,7 +27,10 @@ class ForwardCommand : public Command {
                          "loop, grouped_linear, fused_grouped_mlp", false);
         arguments.option("--activation-checkpointing", config_.activation_checkpointing,
                          "none, moe, attention, full", false);
+        arguments.option("--device", config_.device, "auto (default), cpu, cuda", false);
         arguments.number("--threads", threads_, "CPU threads; 0: all");
+        arguments.rest("kernels", kernels_,
+                       "kernels.OP=VARIANT forces a variant; device=cpu is --device cpu");
     }
     int run(const std::vector<std::string>&) override {
         install_signals();
@@ -37,17 +41,18 @@ class ForwardCommand : public Command {
         if (threads_ < 0 || threads_ > kMaxThreads) {
             throw Error(fmt::format("--threads {} must be between 0 and {}", threads_, kMaxThreads));
         }
-        Device device = Device::cpu_from_environment();
-        HostArena pool;
-        ThreadPool threads(threads_ > 0 ? threads_ : train::available_cpus());
-        const Exec exec{.device = &device, .pool = &pool, .threads = &threads};
+        take_overrides();
+        check("--device", config_.device, {"auto", "cpu", "cuda"});
+        train::Machine machine(config_.device, threads_ > 0 ? threads_ : train::available_cpus());
+        train::check_device(config_, machine.device());
+        if (machine.on_gpu()) print(machine.line());
         const eval::ForwardSummary summary = eval::forward({.model = model_,
                                                             .input = input_,
                                                             .output = output_,
                                                             .gradients = gradients_,
                                                             .dtype = train::dtype_from(config_.dtype),
                                                             .model_options = train::model_options(config_)},
-                                                           exec);
+                                                           machine.exec(&config_.kernels));
         print(fmt::format("{} tokens in {} sequences, {} labels, loss {:.6f}; {} ({})", summary.tokens,
                           summary.sequences, summary.labels, summary.loss, output_, summary.layout));
         return 0;
@@ -56,7 +61,8 @@ class ForwardCommand : public Command {
   private:
     static constexpr int kMaxThreads = 1024;  // as num_threads of a configuration
 
-    static void check(const char* option, const std::string& value, const std::vector<std::string>& choices) {
+    static void check(const std::string& option, const std::string& value,
+                      const std::vector<std::string>& choices) {
         for (const std::string& choice : choices) {
             if (value == choice) return;
         }
@@ -65,7 +71,29 @@ class ForwardCommand : public Command {
         throw Error(fmt::format("{} {} is not one of {}", option, value, list));
     }
 
+    void take_overrides() {
+        for (const std::string& word : kernels_) {
+            const size_t equals = word.find('=');
+            const std::string key = word.substr(0, equals);
+            const std::string value = equals == std::string::npos ? "" : word.substr(equals + 1);
+            if (key == "device" && !value.empty()) {
+                config_.device = value;
+            } else if (key.starts_with("kernels.") && !value.empty()) {
+                take_kernel(key, value);
+            } else {
+                throw Error(fmt::format("{}: only device=… and kernels.OP=VARIANT can stand here", word));
+            }
+        }
+    }
+    void take_kernel(const std::string& key, const std::string& value) {
+        const config::Choices choices = train::registry_choices();
+        if (choices.count(key) == 0) throw Error(fmt::format("{}: there is no such op", key));
+        check(key, value, choices.at(key));
+        config_.kernels[key.substr(std::string("kernels.").size())] = value;
+    }
+
     std::string model_, input_, output_;
+    std::vector<std::string> kernels_;
     bool gradients_ = false;
     int threads_ = 0;
     config::TrainConfig config_;

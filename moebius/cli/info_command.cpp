@@ -8,6 +8,7 @@
 #include "moebius/comm/registry.h"
 #include "moebius/models/family.h"
 #include "moebius/ops/registry.h"
+#include "moebius/train/machine.h"
 #include "moebius/train/resolve.h"
 #include "moebius/train/run_folder.h"
 
@@ -41,7 +42,7 @@ class InfoCommand : public Command {
         print(fmt::format("cpu          {}, {} CPUs, instructions {} (of {}; MOEBIUS_CPU_ISA forces one)",
                           device.description(), train::available_cpus(), moebius::name(device.isa()),
                           moebius::name(detect_isa())));
-        print(fmt::format("gpu          {}", build.cuda ? "see device" : "none: this build has no CUDA"));
+        print_gpus();
         print("libraries    " + list(train::library_versions()));
         std::vector<std::string> backends;
         for (const CommBackend& backend : comm_backends()) {
@@ -61,6 +62,23 @@ class InfoCommand : public Command {
     }
 
   private:
+    static void print_gpus() {
+        const CudaDevices devices = visible_cuda_devices();
+        if (devices.all.empty()) print("gpu          none: " + devices.why_none);
+        constexpr double kGiB = 1 << 30;
+        for (const CudaDevice& card : devices.all) {
+            print(fmt::format(
+                "gpu          {}: {}, compute capability {}.{}, {:.1f} GiB, {} multiprocessors{}", card.index,
+                card.name, card.cc / 10, card.cc % 10, static_cast<double>(card.memory_bytes) / kGiB,
+                card.sm_count, card.why_not.empty() ? "" : "; cannot be used: " + card.why_not));
+        }
+        if (devices.runtime_version == 0) return;
+        const std::string driver = train::driver_version();
+        print(fmt::format("cuda         {} in this build, driver {} for CUDA {}",
+                          train::cuda_version_text(devices.runtime_version), driver.empty() ? "none" : driver,
+                          train::cuda_version_text(devices.driver_version)));
+    }
+
     bool licenses_ = false;
 };
 

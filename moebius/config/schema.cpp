@@ -10,7 +10,6 @@ namespace {
 
 constexpr std::string_view kLowPrecision = "this build trains in fp32 and bf16 only";
 constexpr std::string_view kOneRank = "this build trains in one process only";
-constexpr std::string_view kNoGpu = "this build has no GPU backend";
 constexpr std::string_view kFp32State = "this build keeps gradients and optimizer state in fp32 only";
 constexpr std::string_view kNoProfiler = "this build has no profiler hooks";
 constexpr std::string_view kNoFormat = "this build reads FASTA only";
@@ -328,10 +327,8 @@ static void run_fields(Visitor& v, TrainConfig& s) {
              .not_yet = kFp32State});
     v.field({.key = "device",
              .value = &s.device,
-             .help = "Where to run",
-             .choices = {"auto", "cpu", "cuda"},
-             .not_yet = kNoGpu,
-             .honoured = {"auto", "cpu"}});
+             .help = "Where to run; auto: a GPU where one is visible, the CPU where none is",
+             .choices = {"auto", "cpu", "cuda"}});
     v.field({.key = "num_threads",
              .value = &s.num_threads,
              .help = "CPU threads; 0: chosen, and printed",
@@ -356,10 +353,9 @@ static void execution_fields(Visitor& v, TrainConfig& s) {
              .choices = {"none", "moe", "attention", "full"}});
     v.field({.key = "cuda_graph",
              .value = &s.cuda_graph,
-             .help = "Capture a step in a CUDA graph",
-             .choices = {"auto", "on", "off"},
-             .not_yet = kNoGpu,
-             .honoured = {"auto", "off"}});
+             .help = "Run a step as one CUDA graph, captured in the second; auto: on a GPU, where the model "
+                     "allows it",
+             .choices = {"auto", "on", "off"}});
     v.field(
         {.key = "kernels", .value = &s.kernels, .help = "Force a variant by name: kernels.<op>=<variant>"});
     group(v, "fp8_config", "Low precision", s.fp8_config);

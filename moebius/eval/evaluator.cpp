@@ -1,32 +1,66 @@
 #include "moebius/eval/evaluator.h"
 
+#include <cstring>
+
 namespace moebius::eval {
 
-DeviceBatch::DeviceBatch(const data::BatchShape& shape, const Exec& exec)
-    : tokens_(Tensor::empty("batch.tokens", {shape.capacity}, DType::I32, exec)),
-      targets_(Tensor::empty("batch.targets", {shape.capacity}, DType::I32, exec)),
-      positions_(Tensor::empty("batch.positions", {shape.capacity}, DType::I32, exec)),
-      cu_seqlens_(Tensor::empty("batch.cu_seqlens", {shape.max_sequences() + 1}, DType::I32, exec)),
-      valid_(Tensor::empty("batch.valid", {shape.capacity}, DType::U8, exec)) {
-    view_ = {.tokens = tokens_,
-             .targets = targets_,
-             .positions = positions_,
-             .cu_seqlens = cu_seqlens_,
-             .valid = valid_,
-             .max_seqlen = shape.max_seqlen};
+namespace {
+
+constexpr int64_t kAlign = 256;
+
+}  // namespace
+
+BatchLayout::BatchLayout(const data::BatchShape& shape)
+    : tokens_(shape.capacity), borders_(shape.max_sequences() + 1), max_seqlen_(shape.max_seqlen) {
+    const auto take = [&](int64_t count, DType dtype) {
+        const int64_t at = bytes_;
+        bytes_ += round_up(bytes_of(dtype, count), kAlign);
+        return at;
+    };
+    at_.tokens = take(tokens_, DType::I32);
+    at_.targets = take(tokens_, DType::I32);
+    at_.positions = take(tokens_, DType::I32);
+    at_.cu_seqlens = take(borders_, DType::I32);
+    at_.valid = take(tokens_, DType::U8);
 }
 
-void DeviceBatch::copy_from(const data::MicroBatch& batch, int64_t first_token, const Exec& exec) {
-    MOEBIUS_CHECK(static_cast<int64_t>(batch.tokens.size()) == tokens_.view().numel() &&
-                      static_cast<int64_t>(batch.cu_seqlens_capacity.size()) == cu_seqlens_.view().numel(),
-                  batch.tokens.size(), " tokens, ", batch.cu_seqlens_capacity.size(), " borders");
-    copy_from_host(tokens_, batch.tokens.data(), exec);
-    copy_from_host(targets_, batch.targets.data(), exec);
-    copy_from_host(positions_, batch.positions.data(), exec);
-    copy_from_host(cu_seqlens_, batch.cu_seqlens_capacity.data(), exec);
-    copy_from_host(valid_, batch.valid.data(), exec);
-    view_.max_seqlen = batch.max_seqlen;
-    view_.first_token = first_token;
+void BatchLayout::pack(const data::MicroBatch& batch, std::byte* to) const {
+    MOEBIUS_CHECK(static_cast<int64_t>(batch.tokens.size()) == tokens_ &&
+                      static_cast<int64_t>(batch.cu_seqlens_capacity.size()) == borders_ &&
+                      batch.max_seqlen == max_seqlen_,
+                  batch.tokens.size(), " tokens, ", batch.cu_seqlens_capacity.size(),
+                  " borders, sequences of ", batch.max_seqlen);
+    const auto put = [&](int64_t at, const auto& values) {
+        std::memcpy(to + at, values.data(), values.size_bytes());
+    };
+    put(at_.tokens, batch.tokens);
+    put(at_.targets, batch.targets);
+    put(at_.positions, batch.positions);
+    put(at_.cu_seqlens, batch.cu_seqlens_capacity);
+    put(at_.valid, batch.valid);
+}
+
+nn::BatchView BatchLayout::view(void* data) const {
+    const auto part = [&](int64_t at, DType dtype, int64_t count) {
+        return View(static_cast<char*>(data) + at, dtype, {count});
+    };
+    return {.tokens = part(at_.tokens, DType::I32, tokens_),
+            .targets = part(at_.targets, DType::I32, tokens_),
+            .positions = part(at_.positions, DType::I32, tokens_),
+            .cu_seqlens = part(at_.cu_seqlens, DType::I32, borders_),
+            .valid = part(at_.valid, DType::U8, tokens_),
+            .max_seqlen = max_seqlen_};
+}
+
+DeviceBatch::DeviceBatch(const data::BatchShape& shape, const Exec& exec)
+    : layout_(shape),
+      host_(static_cast<size_t>(layout_.bytes())),
+      memory_(Tensor::empty("batch", {layout_.bytes()}, DType::U8, exec)),
+      view_(layout_.view(memory_.view().data)) {}
+
+void DeviceBatch::copy_from(const data::MicroBatch& batch, const Exec& exec) {
+    layout_.pack(batch, host_.data());
+    copy_from_host(memory_, host_.data(), exec);
 }
 
 DeviceScalars::DeviceScalars(const Exec& exec) {
@@ -64,11 +98,13 @@ LossTotals evaluate(models::Model& model, data::Loader& loader, int64_t max_batc
         if (step == nullptr) break;
         for (const data::MicroBatch& micro : step->micro) {
             if (micro.labels == 0) continue;
-            batch.copy_from(micro, 0, exec);
+            batch.copy_from(micro, exec);
             run.batch = batch.view();
             fill_zero(loss_sum, exec);
             model.decoder().forward({.loss = {.token_loss = token_loss, .loss_sum = loss_sum}}, run);
-            totals.loss_sum += static_cast<double>(*loss_sum.view().as<float>());
+            float sum = 0;
+            copy_to_host(&sum, loss_sum, exec);
+            totals.loss_sum += static_cast<double>(sum);
             totals.labels += micro.labels;
         }
     }

@@ -1,6 +1,7 @@
 // Asking a model without changing it: micro-batches on the device, losses over them.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "moebius/data/loader.h"
@@ -8,15 +9,34 @@
 
 namespace moebius::eval {
 
-// A micro-batch's tensors on the device, of the same capacity every time.
+// Where a micro-batch's arrays lie in one piece of memory, the same on the host and on the device, so that
+// one copy moves them all. The shape is a capacity: every micro-batch of it has the same layout.
+class BatchLayout {
+  public:
+    explicit BatchLayout(const data::BatchShape& shape);
+    int64_t bytes() const { return bytes_; }  // a multiple of 256
+    void pack(const data::MicroBatch& batch, std::byte* to) const;
+    // Of memory of that layout, at an address that is a multiple of 256.
+    nn::BatchView view(void* data) const;
+
+  private:
+    int64_t tokens_, borders_, max_seqlen_, bytes_ = 0;
+    struct {
+        int64_t tokens, targets, positions, cu_seqlens, valid;
+    } at_{};
+};
+
+// A micro-batch's tensors on the device, at the same place every time.
 class DeviceBatch {
   public:
     DeviceBatch(const data::BatchShape& shape, const Exec& exec);
-    void copy_from(const data::MicroBatch& batch, int64_t first_token, const Exec& exec);
+    void copy_from(const data::MicroBatch& batch, const Exec& exec);
     const nn::BatchView& view() const { return view_; }
 
   private:
-    Tensor tokens_, targets_, positions_, cu_seqlens_, valid_;
+    BatchLayout layout_;
+    std::vector<std::byte> host_;
+    Tensor memory_;
     nn::BatchView view_;
 };
 

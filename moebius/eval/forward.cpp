@@ -94,18 +94,28 @@ Input read_input(const ForwardOptions& o, const nn::DecoderOptions& model) {
 // Results on the host, in the order they are written.
 class Results : public nn::Observer {
   public:
+    explicit Results(const Exec& exec) : staging_(exec) {}
+
+    // `value` lies on the device.
     void add(const std::string& name, Shape shape, const View& value, float factor = 1.0f) {
         Entry entry{name, shape, value.dtype == DType::I32 ? DType::I64 : DType::F32, {}};
         entry.bytes.resize(static_cast<size_t>(bytes_of(entry.dtype, shape.numel())));
-        for (int64_t i = 0; i < shape.numel(); ++i) {
-            if (value.dtype == DType::I32) {
-                reinterpret_cast<int64_t*>(entry.bytes.data())[i] = value.as<int32_t>()[i];
-            } else {
-                const float x =
-                    value.dtype == DType::BF16 ? to_float(value.as<BF16>()[i]) : value.as<float>()[i];
-                reinterpret_cast<float*>(entry.bytes.data())[i] = factor * x;
+        staging_.read(value, [&](const View& piece, int64_t begin) {
+            for (int64_t i = 0; i < piece.numel(); ++i) {
+                if (piece.dtype == DType::I32) {
+                    reinterpret_cast<int64_t*>(entry.bytes.data())[begin + i] = piece.as<int32_t>()[i];
+                } else {
+                    const float x =
+                        piece.dtype == DType::BF16 ? to_float(piece.as<BF16>()[i]) : piece.as<float>()[i];
+                    reinterpret_cast<float*>(entry.bytes.data())[begin + i] = factor * x;
+                }
             }
-        }
+        });
+        entries_.push_back(std::move(entry));
+    }
+    void add(const std::string& name, float value) {
+        Entry entry{name, {}, DType::F32, std::vector<char>(sizeof value)};
+        std::memcpy(entry.bytes.data(), &value, sizeof value);
         entries_.push_back(std::move(entry));
     }
     void record(const std::string& name, const View& value, const Exec&) override {
@@ -127,8 +137,15 @@ class Results : public nn::Observer {
         DType dtype;
         std::vector<char> bytes;
     };
+    HostStaging staging_;
     std::vector<Entry> entries_;
 };
+
+float scalar(const View& view, const Exec& exec) {
+    float value = 0;
+    copy_to_host(&value, view, exec);
+    return value;
+}
 
 Tensor upload(const char* name, std::vector<int32_t>& values, const Exec& exec) {
     Tensor tensor = Tensor::empty(name, {static_cast<int64_t>(values.size())}, DType::I32, exec);
@@ -163,7 +180,7 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
     ForwardSummary summary;
     summary.layout = model.load(o.model, exec).layout;
 
-    Results results;
+    Results results(exec);
     const std::unique_ptr<Communicator> world = make_communicator("self");
     DeviceScalars scalars(exec);
     nn::Run run{.exec = exec,
@@ -201,17 +218,14 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
     logits_shape.push_back(vocab);
     results.add("logits", logits_shape, logits.view());
     const nn::AuxLossOptions& aux = model.options().aux;
-    const float aux_value = *aux_loss.view().as<float>();
+    const float aux_value = scalar(aux_loss, exec);
     if (in.has_labels) {
-        const float mean = *loss_sum.view().as<float>() / std::max(1.0f, labels);
-        float loss = mean + aux_value + *z_loss.view().as<float>();
+        const float mean = scalar(loss_sum, exec) / std::max(1.0f, labels);
+        const float loss = mean + aux_value + scalar(z_loss, exec);
         summary.loss = static_cast<double>(loss);
-        results.add("loss", {}, View(&loss, DType::F32, {1}));
+        results.add("loss", loss);
     }
-    if (aux.coeff != 0) {
-        float unweighted = aux_value / aux.coeff;
-        results.add("aux_loss", {}, View(&unweighted, DType::F32, {1}));
-    }
+    if (aux.coeff != 0) results.add("aux_loss", aux_value / aux.coeff);
     if (o.gradients) {
         model.decoder().backward(std::move(context), run);
         model.parameters().finish_gradients(exec);

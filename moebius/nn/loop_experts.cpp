@@ -1,5 +1,6 @@
 #include "moebius/nn/loop_experts.h"
 
+#include "moebius/base/error.h"
 #include "moebius/nn/grouped_linear.h"
 #include "moebius/ops/gemm/gemm.h"
 #include "moebius/ops/swiglu/swiglu.h"
@@ -83,6 +84,9 @@ class LoopGroupedMlp : public Fusible {
     // A dry run knows no counts: it plans for all rows at the first expert, which costs the same.
     template <class F>
     void each_expert(const Tensor& split_sizes, int64_t rows, const Run& run, F&& f) const {
+        if (run.exec.device->kind() != DeviceKind::Cpu) {
+            throw Error("expert_ffn_mode = loop runs on the CPU only (device=cpu)");
+        }
         const int32_t* sizes = run.exec.dry ? nullptr : split_sizes.view().as<int32_t>();
         int64_t begin = 0;
         for (int64_t e = 0; e < options_.experts; ++e) {

@@ -12,6 +12,8 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/gemm/gemm.h"
+#include "moebius/runtime/cuda_backend.h"
+#include "moebius/runtime/transfer.h"
 
 namespace moebius::train {
 namespace {
@@ -20,26 +22,30 @@ namespace {
 constexpr double kStepShare = 0.6;
 constexpr double kGiB = 1 << 30;
 
-// FLOP/s of a product of 1024 × 1024 × 512, best of three.
-double gemm_speed(const Exec& exec) {
-    constexpr int64_t m = 1024, n = 1024, k = 512;
-    const Tensor a = Tensor::zeros("budget.a", {m, k}, DType::F32, exec);
-    const Tensor b = Tensor::zeros("budget.b", {n, k}, DType::F32, exec);
-    const Tensor c = Tensor::empty("budget.c", {m, n}, DType::F32, exec);
+// FLOP/s of a product, best of three: of 1024 × 1024 × 512 in fp32, on a GPU of one that fills it.
+double gemm_speed(const Exec& exec, DType run_dtype) {
+    const bool gpu = exec.device->kind() == DeviceKind::Cuda;
+    const DType dtype = gpu ? run_dtype : DType::F32;
+    const int64_t m = gpu ? 4096 : 1024, n = m, k = gpu ? 4096 : 512;
+    const Tensor a = Tensor::zeros("budget.a", {m, k}, dtype, exec);
+    const Tensor b = Tensor::zeros("budget.b", {n, k}, dtype, exec);
+    const Tensor c = Tensor::empty("budget.c", {m, n}, dtype, exec);
+    synchronize(exec);
     double best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 4; ++i) {
         const auto start = std::chrono::steady_clock::now();
         ops::gemm({.a = a, .b = b, .out = c}, exec);
+        synchronize(exec);
         const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
         if (i > 0) best = std::min(best, elapsed.count());
     }
-    return 2.0 * m * n * k / best;
+    return 2.0 * static_cast<double>(m * n * k) / best;
 }
 
 }  // namespace
 
 StepBudget choose_num_steps(const BudgetInput& in, const Exec& exec) {
-    const double speed = gemm_speed(exec);
+    const double speed = gemm_speed(exec, in.dtype);
     const double step_seconds = in.flops_per_step / (kStepShare * speed);
     const double by_time = std::floor(60.0 * in.minutes / step_seconds);
     const double by_data = std::ceil(kMaxEpochs * static_cast<double>(in.training_tokens) /
@@ -58,6 +64,13 @@ StepBudget choose_num_steps(const BudgetInput& in, const Exec& exec) {
 namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+constexpr int64_t kBesideArena = int64_t{256} << 20;
+
+std::string where(const Device& device) {
+    return device.kind() == DeviceKind::Cpu
+               ? ""
+               : fmt::format(" on GPU {} ({})", device.index(), device.description());
+}
 
 // The number behind `key` in a file of "key number …" lines; −1 where there is none.
 int64_t entry_of(const std::string& path, const std::string& wanted) {
@@ -111,16 +124,20 @@ int64_t available_memory() {
     return std::min({machine, left_in_control_group(), left_of_address_space()});
 }
 
-void check_memory_for_parameters(int64_t numel, DType dtype) {
+int64_t available_memory(const Device& device) {
+    return device.kind() == DeviceKind::Cpu ? available_memory() : cuda_backend::memory().free;
+}
+
+void check_memory_for_parameters(int64_t numel, DType dtype, const Device& device) {
     // Weights, fp32 gradients, two fp32 moments; fp32 masters beside narrower weights.
     const int64_t each = bits(dtype) / 8 + 4 + 8 + (dtype == DType::F32 ? 0 : 4);
-    const int64_t needed = checked_mul(numel, each), there = available_memory();
+    const int64_t needed = checked_mul(numel, each), there = available_memory(device);
     if (needed <= there) return;
-    throw DeviceError(
-        fmt::format("{} parameters need {:.2f} GiB ({} bytes each: weights, gradients, optimizer state), "
-                    "{:.2f} GiB are free: make the model smaller (config_kwargs.num_hidden_layers, "
-                    "num_local_experts, intermediate_size, hidden_size)",
-                    numel, static_cast<double>(needed) / kGiB, each, static_cast<double>(there) / kGiB));
+    throw DeviceError(fmt::format(
+        "{} parameters need {:.2f} GiB ({} bytes each: weights, gradients, optimizer state), "
+        "{:.2f} GiB are free{}: make the model smaller (config_kwargs.num_hidden_layers, "
+        "num_local_experts, intermediate_size, hidden_size)",
+        numel, static_cast<double>(needed) / kGiB, each, static_cast<double>(there) / kGiB, where(device)));
 }
 
 void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c) {
@@ -140,9 +157,10 @@ void check_memory_for_batches(const data::BatchShape& shape, const config::Train
         c.grad_acc_steps, c.dataset.num_workers, c.dataset.prefetch_factor));
 }
 
-void check_memory_for_step(const StepPlan& plan, const PoolReport& held) {
-    // Blocks lie in size classes: an eighth more at most.
-    const int64_t needed = plan.bytes + plan.bytes / 8, there = available_memory();
+void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const Device& device) {
+    // What an arena takes for such a step, and what libraries and the driver take beside it.
+    const int64_t beside = device.kind() == DeviceKind::Cuda ? kBesideArena : 0;
+    const int64_t needed = plan.memory.system_bytes + beside, there = available_memory(device);
     if (needed <= there) return;
     std::string largest;
     for (size_t i = 0; i < std::min<size_t>(5, plan.memory.rows.size()); ++i) {
@@ -150,12 +168,12 @@ void check_memory_for_step(const StepPlan& plan, const PoolReport& held) {
             fmt::format("\n  {:<32} {:>14} bytes", plan.memory.rows[i].name, plan.memory.rows[i].peak_bytes);
     }
     throw DeviceError(
-        fmt::format("a step needs up to {} bytes ({:.2f} GiB), {:.2f} GiB are free beside the {:.2f} GiB "
+        fmt::format("a step needs up to {} bytes ({:.2f} GiB), {:.2f} GiB are free{} beside the {:.2f} GiB "
                     "of parameters and state; the largest parts:{}\n"
                     "make dataset.micro_batch_size or dataset.max_seq_length smaller (and grad_acc_steps "
                     "larger), or set activation_checkpointing=full",
                     needed, static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB,
-                    static_cast<double>(held.current_bytes) / kGiB, largest));
+                    where(device), static_cast<double>(held.current_bytes) / kGiB, largest));
 }
 
 }  // namespace moebius::train

@@ -12,6 +12,7 @@ struct BudgetInput {
     int64_t training_tokens = 0, tokens_per_step = 1;
     double flops_per_step = 0;
     double minutes = 10;
+    DType dtype = DType::F32;
 };
 
 struct StepBudget {
@@ -26,11 +27,13 @@ StepBudget choose_num_steps(const BudgetInput& input, const Exec& exec);
 
 // Bytes of host memory that can still be had: of the machine, of the control group, of `ulimit -v`.
 int64_t available_memory();
+// The same of the device's own memory.
+int64_t available_memory(const Device& device);
 
 // Throw DeviceError naming the bytes needed, what holds them, and the keys to change, where they exceed what
 // there is.
-void check_memory_for_parameters(int64_t numel, DType dtype);
+void check_memory_for_parameters(int64_t numel, DType dtype, const Device& device);
 void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c);
-void check_memory_for_step(const StepPlan& plan, const PoolReport& held);
+void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const Device& device);
 
 }  // namespace moebius::train

@@ -69,6 +69,16 @@ StepOptions step_options(const config::TrainConfig& c, const data::BatchShape& s
     return o;
 }
 
+bool use_cuda_graph(const config::TrainConfig& c, const nn::DecoderOptions& model, const Device& device) {
+    if (c.cuda_graph == "off" || device.kind() != DeviceKind::Cuda) return false;
+    const std::string reason = why_no_cuda_graph(model);
+    if (c.cuda_graph == "on" && !reason.empty()) {
+        throw Error(fmt::format("cuda_graph = on is not possible with {} (cuda_graph=auto runs without one)",
+                                reason));
+    }
+    return reason.empty();
+}
+
 Schedule schedule(const config::TrainConfig& c, int64_t num_train_steps) {
     return {.peak = c.adamw_kwargs.lr,
             .warmup_steps = config::warmup_steps(c.lr_scheduler_kwargs, num_train_steps),
@@ -98,6 +108,21 @@ int available_cpus() {
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
     return std::max(1, CPU_COUNT(&set));
+}
+
+void check_device(const config::TrainConfig& c, const Device& device) {
+    if (device.kind() == DeviceKind::Cpu) {
+        if (c.cuda_graph == "on") {
+            throw Error(fmt::format("cuda_graph = on needs a GPU, but device = {} takes the CPU", c.device));
+        }
+        return;
+    }
+    if (c.expert_ffn_mode == "loop") {
+        throw Error(
+            "expert_ffn_mode = loop reads the experts' counts on the host and runs on the CPU only "
+            "(device=cpu); "
+            "on a GPU use grouped_linear or fused_grouped_mlp");
+    }
 }
 
 void check_model_fits_data(const models::Model& model, const data::Tokenizer& tokenizer,

@@ -17,11 +17,16 @@ config::Choices registry_choices();
 DType dtype_from(const std::string& name);  // "fp32", "bf16"
 models::ModelOptions model_options(const config::TrainConfig& c);
 StepOptions step_options(const config::TrainConfig& c, const data::BatchShape& shape);
+// Whether the device's steps run as a CUDA graph. Throws Error where cuda_graph = on and they cannot.
+bool use_cuda_graph(const config::TrainConfig& c, const nn::DecoderOptions& model, const Device& device);
 Schedule schedule(const config::TrainConfig& c, int64_t num_train_steps);
 data::LoaderOptions loader_options(const config::TrainConfig& c);
 
 // CPUs that this process may run on.
 int available_cpus();
+
+// What the configuration asks of the device and the device cannot do. Throws Error naming keys and values.
+void check_device(const config::TrainConfig& c, const Device& device);
 
 // Contradictions between the model and the data: vocabulary, special tokens. Throws Error naming keys and
 // values.

@@ -14,6 +14,7 @@
 #include "moebius/base/version.h"
 #include "moebius/checkpoint/checkpoint.h"
 #include "moebius/checkpoint/file_system.h"
+#include "moebius/train/machine.h"
 
 namespace moebius::train {
 
@@ -24,6 +25,25 @@ std::vector<std::string> library_versions() {
             fmt::format("nlohmann-json {}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                         NLOHMANN_JSON_VERSION_PATCH)};
 }
+
+namespace {
+
+Json device_json(const Device& device) {
+    if (device.kind() == DeviceKind::Cpu) {
+        return {{"kind", "cpu"}, {"name", device.description()}, {"instructions", name(device.isa())}};
+    }
+    const CudaDevices devices = visible_cuda_devices();
+    return {{"kind", "cuda"},
+            {"name", device.description()},
+            {"index", device.index()},
+            {"compute_capability", fmt::format("{}.{}", device.cc() / 10, device.cc() % 10)},
+            {"memory_bytes", device.memory_bytes()},
+            {"driver", driver_version()},
+            {"driver_cuda", cuda_version_text(devices.driver_version)},
+            {"runtime_cuda", cuda_version_text(devices.runtime_version)}};
+}
+
+}  // namespace
 
 std::string run_json(const RunRecord& record) {
     const BuildInfo& build = build_info();
@@ -40,10 +60,7 @@ std::string run_json(const RunRecord& record) {
                 {"libraries", library_versions()},
                 {"config", record.config_name},
                 {"command_line", record.command_line},
-                {"device",
-                 {{"kind", "cpu"},
-                  {"name", record.device->description()},
-                  {"instructions", name(record.device->isa())}}},
+                {"device", device_json(*record.device)},
                 {"threads", record.threads},
                 {"seed", record.seed},
                 {"num_train_steps", record.num_train_steps},

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
 #include "moebius/eval/evaluator.h"
+#include "moebius/runtime/graph.h"
 
 namespace moebius::train {
 
@@ -24,6 +26,7 @@ struct StepOptions {
     AuxScope aux_scope = AuxScope::MicroBatch;
     nn::FusionMode fusion = nn::FusionMode::Auto;
     uint64_t seed = 42;
+    bool cuda_graph = false;  // from the second update on, the step is one CUDA graph that is replayed
 };
 
 struct StepResult {
@@ -45,25 +48,51 @@ struct StepPlan {
     PoolReport memory;        // by name
 };
 
+// Why a model's step cannot be captured in a CUDA graph; "" if it can.
+std::string why_no_cuda_graph(const nn::DecoderOptions& options);
+
+// The device is given one step after the other without waiting for results: a step's inputs go to fixed
+// device memory by one copy, its results come back by another, both from and to pinned memory. On the CPU the
+// same copies are made, and a step is done when enqueue returns.
 class Step {
   public:
-    // `run`: exec, dtype; the rest is the step's. The model is placed.
-    Step(models::Model& model, const StepOptions& options, const nn::Run& run);
+    // Steps that may be queued and not finished.
+    static constexpr int64_t kInFlight = 2;
 
-    // Update number `update`, from 1.
+    // `run`: exec, dtype; the rest is the step's. The model is placed. `host` gives the memory that copies go
+    // from and to, pinned where the device is a GPU; null on the CPU only.
+    Step(models::Model& model, const StepOptions& options, const nn::Run& run,
+         std::pmr::memory_resource* host = nullptr);
+    ~Step();  // waits for what is in flight
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+    // Queues update number `update`, from 1; the batch may be used again at once.
+    void enqueue(const data::StepBatch& batch, int64_t update, double learning_rate);
+    // The results of the oldest step in flight; waits for it alone.
+    StepResult finish();
+    int64_t in_flight() const { return queued_ - finished_; }
+    // enqueue and finish.
     StepResult run(const data::StepBatch& batch, int64_t update, double learning_rate);
     StepPlan plan();
     const nn::Run& base_run() const { return run_; }
 
   private:
     struct Buffers;
-    void micro_batches(const data::StepBatch* batch, Buffers& buffers, nn::Run& run, StepResult& result);
+    struct Slot;
+    void work(Buffers& buffers, nn::Run& run);
+    void micro_batches(Buffers& buffers, nn::Run& run);
     void update(Buffers& buffers, nn::Run& run);
+    void run_or_replay(int64_t update);
+    bool global_aux() const;
 
     models::Model& model_;
     StepOptions options_;
     nn::Run run_;
     std::shared_ptr<Buffers> buffers_;
+    std::vector<std::shared_ptr<Slot>> slots_;  // kInFlight of them, taken in turns
+    Graph graph_;
+    int64_t queued_ = 0, finished_ = 0;
     int64_t saved_bytes_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <optional>
 
 #include "moebius/base/error.h"
@@ -15,6 +16,7 @@
 #include "moebius/data/count_model.h"
 #include "moebius/train/budget.h"
 #include "moebius/train/data_setup.h"
+#include "moebius/train/machine.h"
 #include "moebius/train/metrics.h"
 #include "moebius/train/resolve.h"
 #include "moebius/train/resume.h"
@@ -32,6 +34,14 @@ double seconds_since(Clock::time_point start) {
 constexpr int64_t kFinalValidationBatches = 100;
 constexpr const char *kRunDir = "logger.run_dir", *kCkptDir = "checkpoint.ckpt_dir";
 
+// A step that is queued, and what its results are told with.
+struct InFlight {
+    int64_t update = 0;
+    int64_t tokens = 0, real_tokens = 0, labels = 0;
+    std::string position;                 // of the data, behind its batch
+    std::vector<data::MicroBatch> micro;  // nothing but the origins
+};
+
 class Trainer {
   public:
     explicit Trainer(const TrainOptions& options);
@@ -46,9 +56,11 @@ class Trainer {
     void choose_steps(double flops_per_step);
     std::vector<StateEntry> entries();
     void loop();
-    void one_step();
-    void stop_on_bad_step(const data::StepBatch& batch, const StepResult& result,
-                          const std::string& position);
+    void queue_step(int64_t update);
+    void finish_steps(size_t still_in_flight);
+    void take(const StepResult& result);
+    bool state_is_due(int64_t update) const;
+    void stop_on_bad_step(const StepResult& result);
     void report(const StepResult& result);
     void validate(bool final);
     void save(bool final, int64_t update, const std::string& position);
@@ -59,12 +71,11 @@ class Trainer {
     const TrainOptions& options_;
     const config::TrainConfig& c_;
     std::filesystem::path run_dir_;
-    Device device_;
-    ThreadPool threads_;
-    HostArena pool_;
+    Machine machine_;
     std::unique_ptr<Communicator> world_;
     models::Model model_;
     nn::Run run_;
+    HostStaging staging_;
     RunData data_;
     std::unique_ptr<data::Loader> loader_;
     std::optional<Step> step_;
@@ -75,7 +86,10 @@ class Trainer {
     MetricWindow window_;
     double waited_ = 0;  // of the loader, at the last metrics line
     int64_t num_steps_ = 0, update_ = 0;
-    std::string position_;  // of the data, behind the last batch that was used
+    std::string position_;  // of the data, behind the batch of update_
+    std::deque<InFlight> in_flight_;
+    size_t behind_ = 0;       // steps whose results may be outstanding while the next one is queued
+    Clock::time_point mark_;  // where the time of the oldest step in flight begins
     std::optional<double> order1_, order3_;
     bool said_no_labels_ = false;
     TrainResult result_;
@@ -89,21 +103,23 @@ Trainer::Trainer(const TrainOptions& options)
     : options_(options),
       c_(options.loaded.config),
       run_dir_(c_.logger.run_dir),
-      device_(Device::cpu_from_environment()),
-      threads_(thread_count(c_)),
+      machine_(c_.device, thread_count(c_)),
       world_(make_communicator("self")),
       model_(config::ModelConfig::load(c_.config_name_or_path, options.config_dirs, c_.config_kwargs),
-             model_options(c_)) {
-    run_.exec = {.device = &device_, .pool = &pool_, .threads = &threads_, .forced = &c_.kernels};
+             model_options(c_)),
+      staging_(machine_.exec()),
+      behind_(static_cast<size_t>(options.results_behind.value_or(machine_.on_gpu() ? 1 : 0))) {
+    MOEBIUS_CHECK(behind_ < Step::kInFlight, behind_);
+    run_.exec = machine_.exec(&c_.kernels);
     run_.dtype = dtype_from(c_.dtype);
     run_.world = world_.get();
 }
 
 TrainResult Trainer::run() {
+    check_device(c_, machine_.device());
     data_ = open_data(c_);
     check_model_fits_data(model_, *data_.tokenizer, c_);
-    note(fmt::format("device: cpu ({}, {}), {} threads", device_.description(), name(device_.isa()),
-                     threads_.size()));
+    note(machine_.line());
     open_run();
     if (result_.already_complete) return result_;
     loop();
@@ -114,7 +130,7 @@ TrainResult Trainer::run() {
 void Trainer::open_run() {
     // What can be told from data and model alone is told before anything is made.
     check_memory_for_batches(data::batch_shape(*data_.training, loader_options(c_)), c_);
-    check_memory_for_parameters(model_.parameters().numel(), run_.dtype);
+    check_memory_for_parameters(model_.parameters().numel(), run_.dtype, machine_.device());
     const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
     if (!c_.checkpoint.resume_from_checkpoint) {
         // The one inside the other goes with it, so that nothing is left for the second turn.
@@ -151,8 +167,8 @@ void Trainer::open_run() {
     write_file(run_dir_ / "config.yaml", config::to_yaml(c_));
     write_file(run_dir_ / "run.json", run_json({.command_line = options_.command_line,
                                                 .config_name = options_.loaded.name,
-                                                .device = &device_,
-                                                .threads = threads_.size(),
+                                                .device = &machine_.device(),
+                                                .threads = machine_.threads(),
                                                 .seed = static_cast<uint64_t>(c_.seed),
                                                 .num_train_steps = num_steps_,
                                                 .inputs = data_.inputs,
@@ -188,7 +204,7 @@ bool Trainer::try_resume() {
             2 * std::max(num_steps_, update_)));
         return true;
     }
-    found->load(model_.layouts(), entries());
+    found->load(model_.layouts(), entries(), staging_);
     window_ = MetricWindow::parse(saved.window);
     // The same layout goes on from its own text; another one's positions are joined.
     const std::vector<std::string> positions = found->rank_texts();
@@ -219,9 +235,11 @@ void Trainer::fill_model() {
 }
 
 StepPlan Trainer::make_step() {
-    step_.emplace(model_, step_options(c_, loader_->shape()), run_);
+    StepOptions options = step_options(c_, loader_->shape());
+    options.cuda_graph = use_cuda_graph(c_, model_.options(), machine_.device());
+    step_.emplace(model_, options, run_, &machine_.host_memory());
     StepPlan plan = step_->plan();
-    check_memory_for_step(plan, pool_.report());
+    check_memory_for_step(plan, machine_.memory(), machine_.device());
     const models::Model& m = model_;
     constexpr double kMiB = 1 << 20;
     note(fmt::format(
@@ -255,7 +273,8 @@ void Trainer::choose_steps(double flops_per_step) {
         choose_num_steps({.training_tokens = data_.training->tokens(),
                           .tokens_per_step = loader_->shape().capacity * c_.grad_acc_steps,
                           .flops_per_step = flops_per_step,
-                          .minutes = c_.time_budget_minutes.value_or(10.0)},
+                          .minutes = c_.time_budget_minutes.value_or(10.0),
+                          .dtype = run_.dtype},
                          run_.exec);
     num_steps_ = budget.steps;
     note(fmt::format("num_train_steps = {} chosen: {}", num_steps_, budget.reason));
@@ -263,15 +282,18 @@ void Trainer::choose_steps(double flops_per_step) {
 
 void Trainer::loop() {
     const auto start = Clock::now();
-    while (update_ < num_steps_ && !stop_asked()) {
-        one_step();
+    for (int64_t queued = update_; queued < num_steps_ && !stop_asked();) {
+        queue_step(++queued);
+        finish_steps(state_is_due(queued) || stop_asked() ? 0 : behind_);
         store_->poll();
+        if (!in_flight_.empty()) continue;
         const bool last = update_ == num_steps_;
         const bool due = c_.validation.eval_interval > 0 && update_ % c_.validation.eval_interval == 0;
         if (data_.held_out && due && !last) validate(false);
         if (last || stop_asked()) break;
         if (update_ % c_.checkpoint.save_every_n_steps == 0) save(false, update_, position_);
     }
+    finish_steps(0);
     result_.seconds = seconds_since(start);
     result_.last_step = update_;
     result_.complete = update_ == num_steps_;
@@ -281,34 +303,56 @@ void Trainer::loop() {
     store_->wait();
 }
 
-void Trainer::one_step() {
-    const auto start = Clock::now();
+// Whether something is done with the state behind this step, so that its results must be in first.
+bool Trainer::state_is_due(int64_t update) const {
+    const int64_t every = c_.validation.eval_interval;
+    return update == num_steps_ || update % c_.checkpoint.save_every_n_steps == 0 ||
+           (data_.held_out && every > 0 && update % every == 0);
+}
+
+void Trainer::queue_step(int64_t update) {
+    if (in_flight_.empty()) mark_ = Clock::now();
     const data::StepBatch* batch = loader_->next_step();
     MOEBIUS_CHECK(batch != nullptr, "training data ended");
-    const std::string before = position_;
-    const int64_t update = update_ + 1;
-    const StepResult result = step_->run(*batch, update, schedule_.rate(update));
-    if (result.bad) stop_on_bad_step(*batch, result, before);
-    if (batch->labels == 0 && !said_no_labels_) {
+    InFlight step{.update = update,
+                  .tokens = batch->tokens,
+                  .real_tokens = batch->real_tokens,
+                  .labels = batch->labels,
+                  .position = loader_->position()};
+    for (const data::MicroBatch& micro : batch->micro) step.micro.push_back({.origins = micro.origins});
+    step_->enqueue(*batch, update, schedule_.rate(update));
+    in_flight_.push_back(std::move(step));
+}
+
+void Trainer::finish_steps(size_t still_in_flight) {
+    while (in_flight_.size() > still_in_flight) take(step_->finish());
+}
+
+// The results of the oldest step in flight.
+void Trainer::take(const StepResult& result) {
+    if (result.bad) stop_on_bad_step(result);
+    const InFlight step = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    if (step.labels == 0 && !said_no_labels_) {
         said_no_labels_ = true;
         note(fmt::format(
             "warning: step {}: no label counts (all N, or dataset.mask_degenerate_bases masks them "
             "all): {}",
-            update, data::describe_origins(*data_.dataset, batch->micro.front())));
+            step.update, data::describe_origins(*data_.dataset, step.micro.front())));
     }
-    position_ = loader_->position();
-    update_ = update;
-    window_.add(result, batch->tokens, batch->real_tokens, seconds_since(start));
+    position_ = step.position;
+    update_ = step.update;
+    window_.add(result, step.tokens, step.real_tokens, seconds_since(mark_));
+    mark_ = Clock::now();
     result_.final_loss = result.loss;
     report(result);
 }
 
-void Trainer::stop_on_bad_step(const data::StepBatch& batch, const StepResult& result,
-                               const std::string& position) {
-    // Nothing was updated: what is in memory is the state before this step.
-    save(true, update_, position);
+void Trainer::stop_on_bad_step(const StepResult& result) {
+    // Nothing was updated, by this step or by one behind it: what is in memory is the state before it.
+    save(true, update_, position_);
     std::string origins;
-    for (const data::MicroBatch& micro : batch.micro) {
+    for (const data::MicroBatch& micro : in_flight_.front().micro) {
         origins += (origins.empty() ? "" : "; ") + data::describe_origins(*data_.dataset, micro);
     }
     throw Error(
@@ -342,7 +386,8 @@ void Trainer::report(const StepResult& result) {
                                    .layers = d.layers,
                                    .experts = d.layer.moe.experts.experts,
                                    .flops_per_token = model_.flops_per_token(loader_->shape().max_seqlen),
-                                   .memory = pool_.report(),
+                                   .peak_flops = peak_flops(machine_.device(), run_.dtype),
+                                   .memory = machine_.memory(),
                                    .data_wait_seconds = waited - waited_}));
     waited_ = waited;
     window_.reset();
@@ -405,6 +450,7 @@ void Trainer::save(bool final, int64_t update, const std::string& position) {
     checkpoint::SaveRequest request;
     request.step = update;
     request.entries = entries();
+    request.staging = &staging_;
     request.pieces = model_.layouts().front().pieces;
     request.model_dtype = run_.dtype;
     config::ModelConfig written = model_.config();

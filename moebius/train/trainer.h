@@ -4,6 +4,7 @@
 #include <atomic>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct TrainOptions {
     std::vector<std::string> command_line;           // for run.json
     const std::atomic<bool>* stop = nullptr;         // set by a signal: finish the step, save, return
     Sink* sink = nullptr;
+    // Steps whose results may be outstanding while the next one is queued, 0 or 1. Not given: 1 on a GPU, so
+    // that it never waits for the host.
+    std::optional<int64_t> results_behind;
 };
 
 struct TrainResult {

@@ -141,7 +141,7 @@ TEST(Help, HasEveryKeyWithTypeDefaultAndRange) {
     EXPECT_THAT(help, HasSubstr("dtype (one of fp32, bf16; default fp32)"));
     EXPECT_THAT(help,
                 HasSubstr("validation.fraction (number or null, above 0 and at most 0.5; default null)"));
-    EXPECT_THAT(help, HasSubstr("Only auto, cpu for now: this build has no GPU backend."));
+    EXPECT_THAT(help, HasSubstr("Only auto, fasta for now: this build reads FASTA only."));
     EXPECT_THAT(help, Not(HasSubstr("protein")));
 }
 

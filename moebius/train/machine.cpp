@@ -1,0 +1,91 @@
+#include "moebius/train/machine.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+
+#include "moebius/base/error.h"
+
+namespace moebius::train {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+// Why the cards that are visible cannot be used; "" if none is visible.
+std::string why_unusable(const CudaDevices& devices) {
+    if (devices.all.empty()) return devices.unusable ? devices.why_none : "";
+    return devices.all.front().why_not;
+}
+
+Device choose_device(const std::string& wanted, std::string& why_cpu) {
+    if (wanted == "cpu") return Device::cpu_from_environment();
+    const CudaDevices devices = visible_cuda_devices();
+    const int usable = devices.first_usable();
+    if (usable >= 0) return Device::cuda(usable);
+    const std::string unusable = why_unusable(devices);
+    if (!unusable.empty()) {
+        throw DeviceError(
+            fmt::format("device = {}: a GPU is visible, but it cannot be used: {}; device=cpu uses the CPU",
+                        wanted, unusable));
+    }
+    if (wanted == "cuda") {
+        throw DeviceError(
+            fmt::format("device = cuda needs a GPU: {}; device=cpu uses the CPU", devices.why_none));
+    }
+    why_cpu = devices.why_none;
+    return Device::cpu_from_environment();
+}
+
+}  // namespace
+
+Machine::Machine(const std::string& device, int threads)
+    : device_(choose_device(device, why_cpu_)),
+      stream_(device_),
+      host_memory_(device_),
+      arena_(make_arena(device_)),
+      threads_(threads) {}
+
+Exec Machine::exec(const ForcedVariants* forced) {
+    return {
+        .device = &device_, .stream = stream_, .pool = arena_.get(), .threads = &threads_, .forced = forced};
+}
+
+std::string Machine::line() const {
+    if (on_gpu()) {
+        return fmt::format("device: cuda (GPU {}: {}, compute capability {}.{}, {:.1f} GiB), {} threads",
+                           device_.index(), device_.description(), device_.cc() / 10, device_.cc() % 10,
+                           static_cast<double>(device_.memory_bytes()) / kGiB, threads_.size());
+    }
+    return fmt::format("device: cpu ({}, {}), {} threads{}", device_.description(), name(device_.isa()),
+                       threads_.size(), why_cpu_.empty() ? "" : "; " + why_cpu_);
+}
+
+double peak_flops(const Device& device, DType dtype) {
+    struct Row {
+        const char* name;
+        double bf16, fp32;
+    };
+    // Dense, at boost clock; fp32 without TF32.
+    constexpr Row kRows[] = {{"H200", 989.4e12, 66.9e12},           {"GH200", 989.4e12, 66.9e12},
+                             {"H100 80GB HBM3", 989.4e12, 66.9e12}, {"H100 NVL", 835.5e12, 60.3e12},
+                             {"H100 PCIe", 756.4e12, 51.2e12},      {"A100", 311.9e12, 19.5e12}};
+    if (device.kind() != DeviceKind::Cuda) return 0;
+    for (const Row& row : kRows) {
+        if (device.description().find(row.name) == std::string::npos) continue;
+        return dtype == DType::BF16 ? row.bf16 : row.fp32;
+    }
+    return 0;
+}
+
+std::string driver_version() {
+    std::string version;
+    std::ifstream("/sys/module/nvidia/version") >> version;
+    return version;
+}
+
+std::string cuda_version_text(int version) {
+    if (version == 0) return "none";
+    return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+}  // namespace moebius::train
