@@ -50,7 +50,7 @@ constexpr const char* kHelp =
 struct Options {
     std::vector<std::string> ops;
     std::string variant, part, json, child;
-    int jobs = 4, timeout = 300;
+    int jobs = 4, timeout = 300, from = 0;
     bool list = false, bare = false, small = false;
 };
 
@@ -68,6 +68,34 @@ struct Count {
     }
 };
 using Counts = std::map<std::string, Count>;
+
+void print_counts(const Counts& counts) {
+    for (const auto& [variant, count] : counts) {
+        std::printf("COUNT\t%s\t%d\t%d\t%d\t%d\n", variant.c_str(), count.cases, count.passed, count.failed,
+                    count.skipped);
+        for (const auto& [reason, times] : count.reasons) {
+            std::printf("REASON\t%s\t%d\t%s\n", variant.c_str(), times, reason.c_str());
+        }
+    }
+    std::fflush(stdout);
+}
+
+// What runs now, for the line that a crash leaves.
+char current[512] = "(nothing yet)";
+
+void set_current(const std::string& what) {
+    std::snprintf(current, sizeof current, "%s", what.c_str());
+}
+
+// A crash (a broken invariant, a touch of the card's memory by the host) says where, and ends the process.
+void crashed(int signal) {
+    const auto put = [](const char* text) { (void)!write(STDOUT_FILENO, text, std::strlen(text)); };
+    put("FAILED ");
+    put(current);
+    put(signal == SIGABRT ? ": aborted (the lines above say why)\n"
+                          : ": touched memory that is not the host's\n");
+    _exit(128 + signal);
+}
 
 bool has_cuda(const OpInfo& op) {
     for (const VariantInfo& v : op.variants) {
@@ -107,7 +135,9 @@ class OpTest {
 
     Counts run_cases() {
         std::map<std::string, int> of_group;
+        int index = 0;
         for (const Case& c : cases_of(op_.name, options_)) {
+            if (!begin(index++, c)) continue;
             // Cases of a group come in order of size, mostly.
             if (options_.small && ++of_group[std::string(name(c.dtype)) + c.group] > 3) continue;
             PreparedCase prepared(c, &threads_);
@@ -118,6 +148,7 @@ class OpTest {
                 run_one(c, prepared, variant.name, &forced);
             }
             if (options_.variant.empty() && !options_.bare) run_one(c, prepared, "(default)", nullptr);
+            end();
         }
         return counts_;
     }
@@ -144,18 +175,27 @@ class OpTest {
     Counts run_mutants() {
         PinnedMemory shared(device_);
         std::pmr::set_default_resource(&shared);
-        Count& count = counts_["mutants"];
+        int index = 0;
         for (const Case& c : cases_of(op_.name, options_)) {
-            if (c.mutants.empty()) continue;
+            if (!begin(index++, c) || c.mutants.empty()) continue;
             PreparedCase prepared(c, &threads_);
             for (const Mutant& mutant : c.mutants) {
+                Count& count = counts_["mutants"];
                 ++count.cases;
+                set_current(op_.name + "/" + c.name + ", mutant '" + mutant.name + "'");
                 const std::string reason = prepared.why_not(mutant.run, exec_);
                 if (!reason.empty()) {
                     skip(count, reason);
                     continue;
                 }
-                const CheckResult result = prepared.check(mutant.run, exec_, {.shared = &shared});
+                CheckResult result;
+                try {
+                    result = prepared.check(mutant.run, exec_, {.shared = &shared});
+                } catch (const DeviceError& error) {
+                    fail(count, c, "mutant '" + mutant.name + "'", error.what());
+                    check_alive();
+                    continue;
+                }
                 (void)guarded_.damaged();
                 if (result.passed) {
                     fail(count, c, "mutants", "a mutant lives: " + mutant.name);
@@ -163,12 +203,41 @@ class OpTest {
                     ++count.passed;
                 }
             }
+            end();
         }
         std::pmr::set_default_resource(nullptr);
         return counts_;
     }
 
   private:
+    // A case may crash the process: what came before it is told at once, and the parent goes on behind it.
+    bool begin(int index, const Case& c) {
+        if (index < options_.from) return false;
+        set_current(op_.name + "/" + c.name);
+        if (!options_.child.empty()) std::printf("CASE\t%d\n", index);
+        std::fflush(stdout);
+        return true;
+    }
+    void end() {
+        if (options_.child.empty()) return;
+        print_counts(counts_);
+        counts_.clear();
+    }
+    // After an error that the card keeps, only a new process helps.
+    void check_alive() {
+        try {
+            synchronize(exec_);
+            const Scratch word("alive", 4, {.device = &device_, .stream = stream_, .pool = arena_.get()});
+            fill_bytes(word.as<void>(), 0, 4, exec_);
+            synchronize(exec_);
+        } catch (const DeviceError&) {
+            print_counts(counts_);
+            std::printf("the card gives only errors from here on\n");
+            std::fflush(stdout);
+            std::_Exit(3);
+        }
+    }
+
     void fail(Count& count, const Case& c, const std::string& variant, const std::string& message) {
         ++count.failed;
         std::printf("FAILED %s/%s with %s: %s\n", op_.name.c_str(), c.name.c_str(), variant.c_str(),
@@ -188,11 +257,17 @@ class OpTest {
         exec.forced = forced;
         const std::string reason = prepared.why_not(c.run, exec);
         if (!reason.empty()) return skip(count, reason);
-        std::string wrong = wrong_of(c, prepared, exec, forced != nullptr);
-        if (wrong.empty()) {
-            ++count.passed;
-        } else {
-            fail(count, c, variant, wrong);
+        set_current(op_.name + "/" + c.name + " with " + variant);
+        try {
+            const std::string wrong = wrong_of(c, prepared, exec, forced != nullptr);
+            if (wrong.empty()) {
+                ++count.passed;
+            } else {
+                fail(count, c, variant, wrong);
+            }
+        } catch (const Error& error) {
+            fail(count, c, variant, error.what());
+            check_alive();
         }
     }
 
@@ -233,26 +308,16 @@ class OpTest {
     Counts counts_;
 };
 
-// ---- A process an op: the child writes its counts as lines, the parent adds them up.
-
-void print_counts(const Counts& counts) {
-    for (const auto& [variant, count] : counts) {
-        std::printf("COUNT\t%s\t%d\t%d\t%d\t%d\n", variant.c_str(), count.cases, count.passed, count.failed,
-                    count.skipped);
-        for (const auto& [reason, times] : count.reasons) {
-            std::printf("REASON\t%s\t%d\t%s\n", variant.c_str(), times, reason.c_str());
-        }
-    }
-    std::printf("END\n");
-    std::fflush(stdout);
-}
+// ---- A process an op: the child writes its counts as lines after each case, the parent adds them up.
 
 int run_child(const OpInfo& op, const Options& options) {
+    for (const int crash : {SIGABRT, SIGSEGV, SIGBUS}) signal(crash, crashed);
     try {
         OpTest test(op, options);
         print_counts(options.child == "mutants" ? test.run_mutants()
                      : options.child == "large" ? test.run_large()
                                                 : test.run_cases());
+        std::printf("END\n");
         return 0;
     } catch (const Error& error) {
         std::printf("FAILED %s: %s\n", op.name.c_str(), error.what());
@@ -264,6 +329,8 @@ int run_child(const OpInfo& op, const Options& options) {
 
 struct Child {
     std::string op, phase;
+    int from = 0, last = -1;  // cases: the first that it takes, the last that it began
+    bool ended = false;       // it came to the end
     pid_t pid = 0;
     FILE* output = nullptr;
     double started = 0;
@@ -275,8 +342,8 @@ double now() {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-Child start(const std::string& op, const std::string& phase, const Options& options) {
-    Child child{.op = op, .phase = phase, .output = std::tmpfile(), .started = now()};
+Child start(const std::string& op, const std::string& phase, int from, const Options& options) {
+    Child child{.op = op, .phase = phase, .from = from, .output = std::tmpfile(), .started = now()};
     if (child.output == nullptr) throw Error("no temporary file");
     std::fflush(stdout);
     child.pid = fork();
@@ -286,7 +353,8 @@ Child start(const std::string& op, const std::string& phase, const Options& opti
         dup2(fileno(child.output), STDERR_FILENO);
         // Mutants touch their tensors on the host right after an op.
         if (phase == "mutants") setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
-        std::vector<std::string> words{"gpu_tests", "--child", phase, "--op", op};
+        std::vector<std::string> words{"gpu_tests", "--child",           phase, "--op", op,
+                                       "--from",    std::to_string(from)};
         if (!options.variant.empty()) words.insert(words.end(), {"--variant", options.variant});
         if (!options.part.empty()) words.insert(words.end(), {"--case", options.part});
         std::vector<char*> arguments;
@@ -301,10 +369,8 @@ Child start(const std::string& op, const std::string& phase, const Options& opti
 // Reads what the child wrote, passes the failures on, adds the counts up.
 Counts finish(Child& child, int status, bool hung) {
     Counts counts;
-    bool ended = false;
     std::rewind(child.output);
     char line[4096];
-    std::string last;
     while (std::fgets(line, sizeof line, child.output)) {
         char variant[256];
         int a = 0, b = 0, c = 0, d = 0, at = 0;
@@ -315,14 +381,17 @@ Counts finish(Child& child, int status, bool hung) {
             std::string reason(line + at);
             reason.erase(reason.find_last_not_of('\n') + 1);
             counts[variant].reasons[reason] += a;
+        } else if (std::sscanf(line, "CASE\t%d", &a) == 1) {
+            child.last = a;
         } else if (std::strcmp(line, "END\n") == 0) {
-            ended = true;
+            child.ended = true;
         } else {
             std::fputs(line, stdout);
         }
     }
     std::fclose(child.output);
-    if (!ended) {
+    // Exit code 3: the child told of the failure itself.
+    if (!child.ended && !(WIFEXITED(status) && WEXITSTATUS(status) == 3)) {
         ++counts[child.phase == "mutants" ? "mutants" : "(process)"].failed;
         if (hung) {
             std::printf("FAILED %s (%s): hung, ended after %.0f s\n", child.op.c_str(), child.phase.c_str(),
@@ -336,6 +405,8 @@ Counts finish(Child& child, int status, bool hung) {
     return counts;
 }
 
+constexpr int kMostRestarts = 5;
+
 std::map<std::string, Counts> run_children(const std::vector<OpInfo>& ops, const Options& options) {
     std::vector<std::pair<std::string, std::string>> waiting;
     for (const OpInfo& op : ops) {
@@ -346,10 +417,11 @@ std::map<std::string, Counts> run_children(const std::vector<OpInfo>& ops, const
     if (whole_run(options)) waiting.push_back({kLarge, "large"});
     std::map<std::string, Counts> results;
     std::vector<Child> running;
+    std::map<std::string, int> restarts;
     size_t next = 0;
     while (next < waiting.size() || !running.empty()) {
         while (next < waiting.size() && static_cast<int>(running.size()) < options.jobs) {
-            running.push_back(start(waiting[next].first, waiting[next].second, options));
+            running.push_back(start(waiting[next].first, waiting[next].second, 0, options));
             ++next;
         }
         usleep(20000);
@@ -366,10 +438,15 @@ std::map<std::string, Counts> run_children(const std::vector<OpInfo>& ops, const
                 ++i;
                 continue;
             }
-            for (const auto& [variant, count] : finish(running[i], status, hung)) {
-                results[running[i].op][variant].add(count);
-            }
+            Child child = running[i];
             running.erase(running.begin() + static_cast<int64_t>(i));
+            for (const auto& [variant, count] : finish(child, status, hung))
+                results[child.op][variant].add(count);
+            // Goes on behind the case that ended the process, as long as that is no habit.
+            if (!child.ended && !hung && child.last >= 0 &&
+                ++restarts[child.op + child.phase] <= kMostRestarts) {
+                running.push_back(start(child.op, child.phase, child.last + 1, options));
+            }
         }
     }
     return results;
@@ -469,6 +546,8 @@ Options parse(int argc, char** argv) {
             options.child = value(i);
         } else if (word == "--jobs") {
             options.jobs = std::max(1, std::atoi(value(i).c_str()));
+        } else if (word == "--from") {
+            options.from = std::atoi(value(i).c_str());
         } else if (word == "--timeout") {
             options.timeout = std::max(1, std::atoi(value(i).c_str()));
         } else if (word == "--list") {
