@@ -39,13 +39,10 @@ void launch_product(const char* name, const Product& product, const typename Epi
     args.capacity = static_cast<int>(product.capacity);
     args.depth = static_cast<int>(product.depth);
     args.second = static_cast<int>(product.second);
-    int processors = 0;
-    cuda_check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, exec.device->index()),
-               name);
     const int64_t most = args.plan.column_units * (T::kReduceRows ? experts * args.plan.row_units
                                                                   : units(product.capacity, unit_rows) +
                                                                         std::min(experts, product.capacity));
-    const int64_t blocks = std::min<int64_t>(processors / T::kBlocks, most) * T::kBlocks;
+    const int64_t blocks = std::min<int64_t>(exec.device->sm_count() / T::kBlocks, most) * T::kBlocks;
     launch(name, grouped_product_sm90<T, Epilogue>,
            {.grid = dim3(static_cast<unsigned>(blocks)),
             .block = dim3(kThreads),
