@@ -62,5 +62,12 @@ inline bool rows_in_vectors(const View& view, int64_t n) {
     return view.size(last) % n == 0 && starts_aligned(view, n);
 }
 
+// Blocks of 128 threads that go over rows: x along a row of `columns` elements, `n` at a time, y over rows.
+inline dim3 row_block(int64_t columns, int64_t n) {
+    unsigned along = 1;
+    while (along < 128 && along * n < columns) along *= 2;
+    return dim3(along, 128 / along);
+}
+
 }  // namespace ops
 }  // namespace moebius

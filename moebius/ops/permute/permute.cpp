@@ -6,17 +6,22 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/permute/cpu.h"
+#include "moebius/ops/permute/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<PermutationArgs> kPermutation[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<PermutationArgs>, MOEBIUS_CUDA(cuda::permutation)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<PermutationArgs>, cpu::permutation}};
 constexpr Variant<GatherRowsArgs> kGatherRows[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<GatherRowsArgs>, MOEBIUS_CUDA(cuda::gather_rows)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<GatherRowsArgs>, cpu::gather_rows}};
 constexpr Variant<CombineRowsArgs> kCombineRows[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<CombineRowsArgs>, MOEBIUS_CUDA(cuda::combine_rows)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<CombineRowsArgs>, cpu::combine_rows}};
 constexpr Variant<PermuteScalarsArgs> kPermuteScalars[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<PermuteScalarsArgs>, MOEBIUS_CUDA(cuda::permute_scalars)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<PermuteScalarsArgs>, cpu::permute_scalars}};
 
 bool dense(const View& view, DType dtype) {
