@@ -1,11 +1,21 @@
 #include "moebius/ops/rope/rope.h"
 
+#include <fmt/format.h>
+
 #include "moebius/ops/rope/cpu.h"
+#include "moebius/ops/rope/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
-constexpr Variant<RopeArgs> kTable[] = {{"cpu", DeviceKind::Cpu, 0, 0, always<RopeArgs>, cpu::rope}};
+std::string why_not_cuda(const RopeArgs& args, const Exec&) {
+    const int64_t most = 2 * cuda::kMostPairs, head_dim = args.x.size(2);
+    return head_dim <= most ? "" : fmt::format("takes heads of up to {} dimensions, not {}", most, head_dim);
+}
+
+constexpr Variant<RopeArgs> kTable[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, why_not_cuda, MOEBIUS_CUDA(cuda::rope)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<RopeArgs>, cpu::rope}};
 
 }  // namespace
 
