@@ -1,13 +1,17 @@
 #include "moebius/ops/embedding/embedding.h"
 
 #include "moebius/ops/embedding/cpu.h"
+#include "moebius/ops/embedding/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<EmbeddingArgs> kEmbedding[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<EmbeddingArgs>, MOEBIUS_CUDA(cuda::embedding)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<EmbeddingArgs>, cpu::embedding}};
 constexpr Variant<EmbeddingBackwardArgs> kEmbeddingBackward[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<EmbeddingBackwardArgs>,
+     MOEBIUS_CUDA(cuda::embedding_backward)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<EmbeddingBackwardArgs>, cpu::embedding_backward}};
 
 void check_shapes(const View& ids, const View& table, const View& rows) {
