@@ -1,13 +1,17 @@
 #include "moebius/ops/swiglu/swiglu.h"
 
 #include "moebius/ops/swiglu/cpu.h"
+#include "moebius/ops/swiglu/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<ScaledGluArgs> kScaledGlu[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<ScaledGluArgs>, MOEBIUS_CUDA(cuda::scaled_glu)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ScaledGluArgs>, cpu::scaled_glu}};
 constexpr Variant<ScaledGluBackwardArgs> kScaledGluBackward[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<ScaledGluBackwardArgs>,
+     MOEBIUS_CUDA(cuda::scaled_glu_backward)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ScaledGluBackwardArgs>, cpu::scaled_glu_backward}};
 
 // (M, columns) of x's dtype, elements of a row side by side.
