@@ -2,6 +2,7 @@
 // parts, which call one another by the same names, never find these.
 #pragma GCC visibility push(hidden)
 #include <cudnn.h>
+#include <nvrtc.h>
 #pragma GCC visibility pop
 
 #include "moebius/ops/attention/cudnn_functions.h"
@@ -89,6 +90,31 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t pack) {
     MOEBIUS_PASS_ON(cudnnBackendExecute, CUDNN_STATUS_NOT_INITIALIZED, handle, plan, pack);
+}
+
+// The frontend has an engine of its own, for norms on other cards, that compiles its kernel: it never runs
+// here.
+nvrtcResult nvrtcCreateProgram(nvrtcProgram*, const char*, const char*, int, const char* const*,
+                               const char* const*) {
+    return NVRTC_ERROR_INTERNAL_ERROR;
+}
+nvrtcResult nvrtcDestroyProgram(nvrtcProgram*) {
+    return NVRTC_ERROR_INTERNAL_ERROR;
+}
+nvrtcResult nvrtcCompileProgram(nvrtcProgram, int, const char* const*) {
+    return NVRTC_ERROR_INTERNAL_ERROR;
+}
+nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram, size_t*) {
+    return NVRTC_ERROR_INTERNAL_ERROR;
+}
+nvrtcResult nvrtcGetProgramLog(nvrtcProgram, char*) {
+    return NVRTC_ERROR_INTERNAL_ERROR;
+}
+nvrtcResult nvrtcGetCUBINSize(nvrtcProgram, size_t*) {
+    return NVRTC_ERROR_INTERNAL_ERROR;
+}
+nvrtcResult nvrtcGetCUBIN(nvrtcProgram, char*) {
+    return NVRTC_ERROR_INTERNAL_ERROR;
 }
 
 }  // extern "C"

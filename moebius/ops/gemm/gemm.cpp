@@ -10,8 +10,13 @@
 namespace moebius::ops {
 namespace {
 
+// Operands of one type; fp32 ones give fp32.
+bool library_has(const GemmArgs& a) {
+    return a.a.dtype == a.b.dtype && (a.a.dtype != DType::F32 || a.out.dtype == DType::F32);
+}
+
 std::string not_for_cublaslt(const GemmArgs& a, const Exec& exec) {
-    if (a.a.dtype != a.b.dtype || (a.a.dtype == DType::F32 && a.out.dtype != DType::F32)) {
+    if (!library_has(a)) {
         return fmt::format("has no product of {} and {} in {}", name(a.a.dtype), name(a.b.dtype),
                            name(a.out.dtype));
     }
@@ -75,6 +80,12 @@ Cost cost(const GemmArgs& a) {
 void gemm(const GemmArgs& args, const Exec& exec) {
     validate(args);
     dispatch<GemmArgs>("gemm", kVariants, args, exec, cost(args));
+}
+
+std::string gemm_choice(const GemmArgs& args, const Exec& exec) {
+    validate(args);
+    const bool asked = exec.device->kind() == DeviceKind::Cuda && library_has(args);
+    return asked ? cublaslt::choice(args, exec) : std::string();
 }
 
 std::vector<VariantInfo> gemm_variants() {

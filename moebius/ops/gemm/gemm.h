@@ -20,6 +20,9 @@ struct GemmArgs {
 };
 
 void gemm(const GemmArgs& args, const Exec& exec);
+// The algorithm that a library's variant takes for these shapes, strides and addresses (null ones count as
+// aligned), in words for `moebius info`; "" where no library is asked. Launches nothing.
+std::string gemm_choice(const GemmArgs& args, const Exec& exec);
 Cost cost(const GemmArgs& args);
 std::vector<VariantInfo> gemm_variants();
 
