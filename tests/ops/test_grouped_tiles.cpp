@@ -100,10 +100,10 @@ TEST(GroupedTiles, RowsRunThroughABandTogether) {
 }
 
 TEST(GroupedTiles, BandsKeepTheirOperandInHalfOfL2) {
-    EXPECT_EQ(choose_band(28672, 256, 4096), 10);  // 112 units, 12 bands of at most 20 MiB
-    EXPECT_EQ(choose_band(1536, 256, 2048), 6);
-    EXPECT_EQ(choose_band(8, 256, 0), 1);
-    EXPECT_EQ(choose_band(512, 256, 1 << 20), 1);
+    EXPECT_EQ(choose_band(112, 256 * 4096 * 2), 10);  // 12 bands of at most 20 MiB
+    EXPECT_EQ(choose_band(6, 256 * 2048 * 2), 6);
+    EXPECT_EQ(choose_band(1, 0), 1);
+    EXPECT_EQ(choose_band(2, 1 << 30), 1);
 }
 
 TEST(GroupedTiles, ReasonsCarryValues) {

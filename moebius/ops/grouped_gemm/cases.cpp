@@ -1,4 +1,5 @@
 #include <numeric>
+#include <string_view>
 
 #include "moebius/ops/case.h"
 #include "moebius/ops/grouped_gemm/grouped_gemm.h"
@@ -192,7 +193,9 @@ Case gemm_case(const Problem& p, const char* variant = nullptr) {
     c.run = [=](const Views& v, const Exec& exec) {
         Exec with = exec;
         const ForcedVariants forced{{"grouped_gemm", variant ? variant : "cpu_packed"}};
-        if (variant) with.forced = &forced;
+        // The CPU has nothing like a GPU's variants, and runs its own.
+        const bool of_gpu = variant && std::string_view(variant).starts_with("sm90");
+        if (variant && !(of_gpu && exec.device->kind() == DeviceKind::Cpu)) with.forced = &forced;
         grouped_gemm(args_of(p, v), with);
     };
     set_reference(c, [=](auto& h) { wgrad ? reference_wgrad(h, p) : reference_rows(h, p); });
@@ -287,6 +290,79 @@ void bench_cases(std::vector<Case>& cases, DType dtype) {
     }
 }
 
+// Rows of whole 16 bytes, as tensor-core kernels ask.
+void aligned_cases(std::vector<Case>& cases) {
+    Problem p{.dtype = DType::BF16, .n = 72, .k = 40};
+    const auto add_kinds = [&](const char* variant) {
+        for (const GemmKind kind : {GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad}) {
+            for (const DType out : {DType::BF16, DType::F32}) {
+                p.kind = kind;
+                p.out = out;
+                p.accumulate = false;
+                cases.push_back(gemm_case(p, variant));
+            }
+        }
+        p.accumulate = true;  // Wgrad in f32
+        cases.push_back(gemm_case(p, variant));
+    };
+    for (const NamedSplits& splits : edge_splits()) {
+        p.splits = splits;
+        add_kinds(nullptr);
+    }
+    // Several tiles of 128 × 256, depths of several times 64, tails of each; clusters of blocks that share
+    // them.
+    p.splits = {"tiles", {300, 0, 17, 700, 128, 1}, 1160};
+    p.n = 328;
+    p.k = 200;
+    for (const char* variant : {"sm90_single", "sm90_row_pairs", "sm90_column_pairs"}) add_kinds(variant);
+    p.padding = 8;
+    p.index = DType::I32;
+    add_kinds(nullptr);
+}
+
+// Of a GPU's size: an 8x7B layer's experts, and many small ones; balanced, and one expert at four times the
+// mean.
+void large_bench_cases(std::vector<Case>& cases) {
+    struct Shape {
+        NamedSplits splits;
+        int64_t n, k;
+    };
+    std::vector<Shape> shapes = {{{"8_experts", std::vector<int64_t>(8, 4096), 32768}, 28672, 4096},
+                                 {{"128_experts", std::vector<int64_t>(128, 512), 65536}, 1536, 2048}};
+    for (const Shape& shape : std::vector<Shape>(shapes)) {
+        Shape skewed = shape;
+        skewed.splits.name += "_skewed";
+        auto& sizes = skewed.splits.sizes;
+        const int64_t mean = sizes[0];
+        for (size_t e = 0; e < sizes.size(); e += 8) {
+            sizes[e] = 4 * mean;
+            sizes[e + 1] = sizes[e + 2] = 0;
+            sizes[e + 3] = mean / 2 - 37;
+            sizes[e + 4] = mean / 2 + 37;
+            sizes[e + 5] = 3 * mean / 2 - 11;
+            sizes[e + 6] = mean + 11;
+            sizes[e + 7] = mean / 2;
+        }
+        shapes.push_back(skewed);
+    }
+    for (const Shape& shape : shapes) {
+        for (const auto& [kind, out] : {std::pair{GemmKind::Forward, DType::BF16},
+                                        {GemmKind::Dgrad, DType::BF16},
+                                        {GemmKind::Wgrad, DType::BF16},
+                                        {GemmKind::Wgrad, DType::F32}}) {
+            Case c = gemm_case({.kind = kind,
+                                .dtype = DType::BF16,
+                                .out = out,
+                                .splits = shape.splits,
+                                .n = shape.n,
+                                .k = shape.k});
+            c.bench = c.large = true;
+            c.group = "bench";
+            cases.push_back(std::move(c));
+        }
+    }
+}
+
 }  // namespace
 
 void grouped_gemm_cases(std::vector<Case>& cases) {
@@ -335,8 +411,10 @@ void grouped_gemm_cases(std::vector<Case>& cases) {
         p.bias_scale = true;
         cases.push_back(bias_grad_case(p));
     }
+    aligned_cases(cases);
     bench_cases(cases, DType::F32);
     bench_cases(cases, DType::BF16);
+    large_bench_cases(cases);
 }
 
 }  // namespace moebius::ops

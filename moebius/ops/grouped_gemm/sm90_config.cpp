@@ -5,7 +5,7 @@
 namespace moebius::ops::sm90 {
 namespace {
 
-constexpr int64_t kAlignmentBytes = 16, kMaxExperts = 512;
+constexpr int64_t kAlignmentBytes = 16;
 constexpr int64_t kBandBytes = 20 << 20;  // of 50 MiB of L2
 
 }  // namespace
@@ -34,9 +34,9 @@ std::string why_not(const GroupedGemmArgs& args, const Exec&) {
                std::string(name(args.b.dtype));
     }
     if (args.beta != 0 && args.out.dtype != DType::F32) return "adds to f32 only";
-    if (args.split_sizes.size(0) > kMaxExperts) {
+    if (args.split_sizes.size(0) > kMostExperts) {
         return "has " + std::to_string(args.split_sizes.size(0)) + " experts, more than " +
-               std::to_string(kMaxExperts);
+               std::to_string(kMostExperts);
     }
     for (const auto& [view, name] : {std::pair{&args.a, "a"}, {&args.b, "b"}, {&args.out, "out"}}) {
         const int64_t columns = view->size(view->rank() - 1);
@@ -51,9 +51,8 @@ Cluster choose_cluster(const GroupedGemmArgs&) {
     return {};
 }
 
-int choose_band(int64_t columns, int64_t unit_columns, int64_t depth) {
-    const int64_t units = std::max<int64_t>(1, (columns + unit_columns - 1) / unit_columns);
-    const int64_t bytes = units * unit_columns * std::max<int64_t>(depth, 1) * 2;
+int choose_band(int64_t units, int64_t unit_bytes) {
+    const int64_t bytes = std::max<int64_t>(1, units * unit_bytes);
     const int64_t bands = std::min(units, (bytes + kBandBytes - 1) / kBandBytes);
     return static_cast<int>((units + bands - 1) / bands);
 }

@@ -7,6 +7,8 @@
 
 namespace moebius::ops::sm90 {
 
+inline constexpr int64_t kMostExperts = 512;
+
 // The first reason why TMA cannot serve a view of two or three axes, with its values, or "": rows must begin
 // at multiples of 16 bytes.
 std::string why_no_map(const View& view, const char* name);
@@ -21,8 +23,8 @@ struct Cluster {
 };
 Cluster choose_cluster(const GroupedGemmArgs& args);
 
-// Column units that an expert's rows run through together: as many as keep the band's operand (`depth` deep
-// in bf16) in about half of the L2, in bands of equal width. unit_columns: of the output, in a unit.
-int choose_band(int64_t columns, int64_t unit_columns, int64_t depth);
+// Column units that an expert's rows run through together: as many as keep the band's operand, `unit_bytes`
+// each, in about half of the L2, in bands of equal width.
+int choose_band(int64_t units, int64_t unit_bytes);
 
 }  // namespace moebius::ops::sm90

@@ -1,6 +1,5 @@
 #include "moebius/ops/grouped_gemm/sm90_kinds.h"
 #include "moebius/ops/grouped_gemm/sm90_launch.cuh"
-#include "moebius/ops/grouped_gemm/sm90_store.cuh"
 
 namespace moebius::ops::sm90 {
 namespace {
@@ -30,10 +29,7 @@ void grouped_forward(const GroupedGemmArgs& args, const Cluster& cluster, const 
                                                          exec);
         return;
     }
-    const StoreRows::Args store{.out = tensor_map(args.out, kGroupRows),
-                                .data = static_cast<__nv_bfloat16*>(args.out.data),
-                                .row_stride = args.out.stride[0],
-                                .columns = static_cast<int>(columns)};
+    const Rows store = rows_of(args.out);
     with_cluster<ForwardTraits>(cluster, [&](auto traits) {
         launch_product<decltype(traits), StoreRows>("grouped_gemm.forward", product, store, exec);
     });

@@ -5,7 +5,7 @@
 
 #include "moebius/ops/grouped_gemm/sm90_config.h"
 #include "moebius/ops/grouped_gemm/sm90_maps.h"
-#include "moebius/ops/grouped_gemm/sm90_product.cuh"
+#include "moebius/ops/grouped_gemm/sm90_store.cuh"
 #include "moebius/runtime/launch.h"
 
 namespace moebius::ops::sm90 {
@@ -33,7 +33,7 @@ void launch_product(const char* name, const Product& product, const typename Epi
     args.plan.unit_rows = T::kReduceRows ? 0 : static_cast<int>(unit_rows);
     args.plan.row_units = static_cast<int>(units(product.rows, unit_rows));
     args.plan.column_units = static_cast<int>(units(product.columns, unit_columns));
-    args.plan.band = choose_band(product.columns, unit_columns, product.depth);
+    args.plan.band = choose_band(args.plan.column_units, T::kColumnBlocks * kTileColumns * product.depth * 2);
     args.split_sizes = product.split_sizes.data;
     args.split_is_i64 = product.split_sizes.dtype == DType::I64;
     args.capacity = static_cast<int>(product.capacity);
@@ -49,6 +49,14 @@ void launch_product(const char* name, const Product& product, const typename Epi
             .shared_bytes = shared_bytes(args.plan.experts),
             .cluster = T::kBlocks},
            exec, args, epilogue);
+}
+
+// `view` (rows, columns) in bf16 as a destination of store_block.
+inline Rows rows_of(const View& view) {
+    return {.map = tensor_map(view, kGroupRows),
+            .data = static_cast<__nv_bfloat16*>(view.data),
+            .row_stride = view.stride[0],
+            .columns = static_cast<int>(view.size(1))};
 }
 
 // f(Traits) with the cluster asked for, where `Traits<row blocks, column blocks>` are a kind's.

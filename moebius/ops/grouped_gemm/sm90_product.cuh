@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "moebius/ops/grouped_gemm/sm90_config.h"
 #include "moebius/ops/grouped_gemm/sm90_tiles.h"
 #include "moebius/ptx/matrix.h"
 #include "moebius/ptx/sync.h"
@@ -34,7 +35,6 @@ inline constexpr int kGroupRows = 64;  // of a warpgroup
 inline constexpr int kGroups = 2;
 inline constexpr int kThreads = (1 + kGroups) * 128;
 inline constexpr int kLead = 2;  // stages, < kStages
-inline constexpr int kMaxExperts = 512;
 
 inline constexpr uint32_t kRowBytes = kTileDepth * 2;  // of 64 bf16: the width of every box
 inline constexpr uint32_t kABytes = kTileRows * kRowBytes, kBBytes = kTileColumns * kRowBytes;
@@ -46,10 +46,10 @@ inline constexpr uint32_t kStagingBytes = 2 * kBoxBytes;  // a warpgroup's, for 
 inline constexpr uint32_t kStagingAt = kStages * kStageBytes;
 inline constexpr uint32_t kBarriersAt = kStagingAt + kGroups * kStagingBytes;
 inline constexpr uint32_t kRowEndsAt = kBarriersAt + 3 * kStages * 8;
-constexpr uint32_t shared_bytes(int experts) {
+constexpr uint32_t shared_bytes(int64_t experts) {
     return kRowEndsAt + static_cast<uint32_t>(experts) * 4;
 }
-static_assert(shared_bytes(kMaxExperts) <= 227 * 1024, "more than a block may have");
+static_assert(shared_bytes(kMostExperts) <= 227 * 1024, "more than a block may have");
 
 struct ProductArgs {
     CUtensorMap a,
@@ -362,11 +362,11 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         const bool leads = first_tile && group == 0;
         first_tile = false;
         if (!exists) {
+            if (leads) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
             for (int i = 0; i < stages; ++i, ring.advance()) {
                 ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: TMA, or zero_tails
                 release<T>(shared, ring.stage, place.lane);
             }
-            if (leads) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
             continue;
         }
         uint32_t last = 0;

@@ -8,24 +8,32 @@ namespace moebius::ops::sm90 {
 // A 64 × 64 block of bf16 in the staging, as TMA reads it with the 128-byte swizzle: 16-byte chunk c of row r
 // lies at 128·r + 16·(c ^ r % 8).
 
-// Writes columns 64·block … of a warpgroup's sums there, rounded; `block` is a constant after unrolling.
-__device__ __forceinline__ void stage_bf16(uint32_t to, const float (&sums)[128], int block,
-                                           const Place& place) {
+// A thread's part of a 64 × 64 block, in pairs of columns: [2 · (column / 8) + row / 8 % 2], as wgmma gives
+// it.
+using StagedBlock = uint32_t[16];
+
+// Columns 64·block … of a warpgroup's sums, rounded; `block` is a constant after unrolling.
+__device__ __forceinline__ void round_block(StagedBlock& pairs, const float (&sums)[128], int block) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+        pairs[i] = ptx::pack_bf16(sums[32 * block + 2 * i], sums[32 * block + 2 * i + 1]);
+}
+
+__device__ __forceinline__ void stage_block(uint32_t to, const StagedBlock& pairs, const Place& place) {
     const int row = 16 * place.warp + place.lane % 16;
     const uint32_t row_address = to + static_cast<uint32_t>(row) * kRowBytes;
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {  // two chunks: 16 columns
-        const float* d = &sums[32 * block + 8 * pair];
-        const uint32_t chunk = static_cast<uint32_t>((2 * pair + place.lane / 16) ^ (place.lane % 8));
-        ptx::store_matrices(row_address + chunk * 16, ptx::pack_bf16(d[0], d[1]), ptx::pack_bf16(d[2], d[3]),
-                            ptx::pack_bf16(d[4], d[5]), ptx::pack_bf16(d[6], d[7]));
+    for (int i = 0; i < 4; ++i) {  // two chunks: 16 columns
+        const uint32_t chunk = static_cast<uint32_t>((2 * i + place.lane / 16) ^ (place.lane % 8));
+        ptx::store_matrices(row_address + chunk * 16, pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2],
+                            pairs[4 * i + 3]);
     }
 }
 
 // Copies the block's first `rows` rows and `columns` columns (multiple of 8) to global memory, for tiles that
 // TMA would store past the expert's end.
-__device__ __forceinline__ void copy_staged_bf16(uint32_t from, __nv_bfloat16* to, int64_t row_stride,
-                                                 int rows, int columns, int thread) {
+__device__ __forceinline__ void copy_staged(uint32_t from, __nv_bfloat16* to, int64_t row_stride, int rows,
+                                            int columns, int thread) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = i * 16 + thread / 8, chunk = thread % 8;
@@ -41,38 +49,42 @@ __device__ __forceinline__ void copy_staged_bf16(uint32_t from, __nv_bfloat16* t
     }
 }
 
-// A block staged by the group, on its way: whole by TMA, else what exists of it. Ends the pass.
-__device__ __forceinline__ void store_staged_bf16(uint32_t from, const CUtensorMap* map, __nv_bfloat16* data,
-                                                  int64_t row_stride, int column, int columns,
-                                                  const Place& place) {
+// bf16 rows of experts in global memory, to which blocks go.
+struct Rows {
+    CUtensorMap map;  // (1, capacity, columns), boxes of 64 × 64
+    __nv_bfloat16* data;
+    int64_t row_stride;
+    int columns;
+};
+
+// Rows row … of the group, columns column …: whole by TMA, or what exists of them. By the whole group.
+__device__ __forceinline__ void store_block(const Rows& rows, const StagedBlock& pairs, int column,
+                                            Place& place) {
+    const uint32_t staged = place.begin_pass();
+    stage_block(staged, pairs, place);
     place.end_pass();
     if (place.row_end - place.row >= kGroupRows) {
-        if (place.thread == 0) ptx::tma_store(map, from, column, place.row, 0);
+        if (place.thread == 0) ptx::tma_store(&rows.map, staged, column, place.row, 0);
     } else {
-        copy_staged_bf16(from, data + place.row * row_stride + column, row_stride, place.row_end - place.row,
-                         columns - column, place.thread);
+        copy_staged(staged, rows.data + place.row * rows.row_stride + column, rows.row_stride,
+                    place.row_end - place.row, rows.columns - column, place.thread);
     }
     // An empty group where nothing was stored: begin_pass counts groups.
     if (place.thread == 0) ptx::tma_commit();
 }
 
-// bf16 rows of experts: Forward, Dgrad.
+// Forward, Dgrad.
 struct StoreRows {
-    struct Args {
-        CUtensorMap out;  // (1, capacity, columns), boxes of 64 × 64
-        __nv_bfloat16* data;
-        int64_t row_stride;
-        int columns;
-    };
+    using Args = Rows;
     __device__ static int rows(const Args&) { return 0; }  // not asked: rows are the experts'
     __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
 #pragma unroll
         for (int block = 0; block < kTileColumns / 64; ++block) {
             const int column = place.column + 64 * block;
             if (column >= args.columns) break;
-            const uint32_t to = place.begin_pass();
-            stage_bf16(to, sums, block, place);
-            store_staged_bf16(to, &args.out, args.data, args.row_stride, column, args.columns, place);
+            StagedBlock pairs;
+            round_block(pairs, sums, block);
+            store_block(args, pairs, column, place);
         }
     }
 };
@@ -90,7 +102,9 @@ struct StoreWeights {
             const int column = place.column + 64 * block;
             if (column >= args.columns) break;
             const uint32_t to = place.begin_pass();
-            stage_bf16(to, sums, block, place);
+            StagedBlock pairs;
+            round_block(pairs, sums, block);
+            stage_block(to, pairs, place);
             place.end_pass();
             if (place.thread == 0) {
                 ptx::tma_store(&args.out, to, column, place.row, place.expert);

@@ -1,6 +1,5 @@
 #include "moebius/ops/grouped_gemm/sm90_kinds.h"
 #include "moebius/ops/grouped_gemm/sm90_launch.cuh"
-#include "moebius/ops/grouped_gemm/sm90_store.cuh"
 
 namespace moebius::ops::sm90 {
 namespace {

@@ -5,14 +5,19 @@
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_mlp/cpu.h"
 #include "moebius/ops/grouped_mlp/cuda.h"
+#include "moebius/ops/grouped_mlp/sm90.h"
+#include "moebius/ops/grouped_mlp/sm90_config.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<GroupedMlpArgs> kForward[] = {
+    {"sm90_fused", DeviceKind::Cuda, 90, 90, sm90::why_not_mlp, MOEBIUS_CUDA(sm90::grouped_mlp)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<GroupedMlpArgs>, MOEBIUS_CUDA(cuda::grouped_mlp)},
     {"cpu_fused", DeviceKind::Cpu, 0, 0, always<GroupedMlpArgs>, cpu::grouped_mlp}};
 constexpr Variant<GroupedMlpBackwardArgs> kBackward[] = {
+    {"sm90_fused", DeviceKind::Cuda, 90, 90, sm90::why_not_mlp_backward,
+     MOEBIUS_CUDA(sm90::grouped_mlp_backward)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<GroupedMlpBackwardArgs>,
      MOEBIUS_CUDA(cuda::grouped_mlp_backward)},
     {"cpu_fused", DeviceKind::Cpu, 0, 0, always<GroupedMlpBackwardArgs>, cpu::grouped_mlp_backward}};
