@@ -8,15 +8,18 @@
 #   tools/gpu_kernels.sh bench [options]    the kernel benchmark
 #   tools/gpu_kernels.sh pack               copies fmt's headers to build/third_party, for a machine without them
 #
-# JOBS=N limits the build. OUT: folder for gpu_tests.json and the sanitizers' logs (default build/logs).
+# PREBUILT=1: takes build/kernels/bin as it is (built elsewhere: the programs need no CUDA library). JOBS=N limits the
+# build, SANITIZE_JOBS=N the sanitizers. OUT: folder for gpu_tests.json and the sanitizers' logs (default build/logs).
 # MOEBIUS_CUDA_ARCHITECTURES as in CMake (default 90-real).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+script=$PWD/tools/gpu_kernels.sh
 build=build/kernels packed=build/third_party/include
 out=${OUT:-build/logs}
 mkdir -p "$out"
 
 configure_and_build() {
+    if [ "${PREBUILT:-}" = 1 ]; then return; fi
     local options=(-D "MOEBIUS_CUDA_ARCHITECTURES=${MOEBIUS_CUDA_ARCHITECTURES:-90-real}")
     if [ ! -e /usr/include/fmt/format.h ] && [ -e "$packed/fmt/format.h" ]; then
         options+=(-D "MOEBIUS_FMT_INCLUDE=$PWD/$packed")
@@ -29,23 +32,27 @@ configure_and_build() {
     echo "gpu_kernels: built in $SECONDS s"
 }
 
-# memcheck, racecheck, initcheck; each op by itself, so that one that fails does not hide the others.
+# One tool on one op, a process of its own: an op that fails does not hide the others. Prints a line.
+sanitize_one() {
+    local tool=$1 op=$2 log status=0 summary
+    log=$out/$tool.${op// /_}.log
+    timeout 400 compute-sanitizer --tool "$tool" --error-exitcode 9 --launch-timeout 120 \
+        "$build/bin/gpu_tests" --bare --small --op "$op" >"$log" 2>&1 || status=$?
+    summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//' || true)
+    printf '%-10s %-22s exit %d, %s; %s\n' "$tool" "$op" "$status" "${summary:-no summary}" \
+        "$(grep -E '^passed ' "$log" || echo 'did not end')"
+}
+
+# memcheck, racecheck, initcheck, some ops at a time.
 sanitize() {
-    local tool op summary status=0 ops=("$@")
+    local ops=("$@")
     if [ ${#ops[@]} -eq 0 ]; then
         mapfile -t ops < <("$build/bin/gpu_tests" --list | awk '!/no CUDA variant/ { print $1 }')
     fi
-    : >"$out/sanitizer.txt"
     for tool in memcheck racecheck initcheck; do
-        for op in "${ops[@]}"; do
-            timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 --launch-timeout 120 \
-                "$build/bin/gpu_tests" --bare --small --op "$op" >"$out/$tool.$op.log" 2>&1 || status=1
-            summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/$tool.$op.log" | tail -n 1 | sed 's/^=* *//')
-            printf '%-10s %-22s %s; %s\n' "$tool" "$op" "${summary:-no summary}" \
-                "$(grep -E '^passed ' "$out/$tool.$op.log" || echo 'did not end')" | tee -a "$out/sanitizer.txt"
-        done
-    done
-    return $status
+        printf '%s\n' "${ops[@]}" | xargs -P "${SANITIZE_JOBS:-6}" -I '{}' "$script" sanitize-one "$tool" '{}'
+    done | tee "$out/sanitizer.txt"
+    ! grep -vq 'exit 0,' "$out/sanitizer.txt"
 }
 
 case ${1:-build} in
@@ -66,6 +73,9 @@ case ${1:-build} in
         shift
         configure_and_build
         sanitize "$@"
+        ;;
+    sanitize-one)
+        sanitize_one "$2" "$3"
         ;;
     bench)
         shift
