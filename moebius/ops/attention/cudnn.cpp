@@ -57,10 +57,11 @@ Rows dense_rows(int64_t heads, int64_t head_dim) {
 // Tensors of a graph that is being built.
 class Builder {
   public:
-    explicit Builder(const GraphKey& key) : key_(key), graph_(std::make_shared<graph::Graph>()) {
+    Builder(const GraphKey& key, int cc) : key_(key), graph_(std::make_shared<graph::Graph>()) {
         graph_->set_io_data_type(DataType_t::BFLOAT16)
             .set_intermediate_data_type(DataType_t::FLOAT)
-            .set_compute_data_type(DataType_t::FLOAT);
+            .set_compute_data_type(DataType_t::FLOAT)
+            .set_sm_version(cc);  // before the first operation, which copies it
     }
 
     // Names every tensor and builds the operations; what the frontend says against it comes out as its error.
@@ -178,8 +179,7 @@ class Library {
     // Stops at the first error: what follows one is undefined in the frontend.
     void make(const GraphKey& key, int cc, Plan& plan) const {
         try {
-            plan.graph = Builder(key).build();
-            plan.graph->set_sm_version(cc);
+            plan.graph = Builder(key, cc).build();
             auto result = plan.graph->validate();
             if (result.is_good()) result = plan.graph->build_operation_graph(handle_);
             // The library's own order of preference, a rule of its version and the shape; nothing is timed.
