@@ -13,6 +13,7 @@
 #include "moebius/base/error.h"
 #include "moebius/checkpoint/safetensors.h"
 #include "moebius/eval/forward.h"
+#include "tests/test_machine.h"
 
 namespace moebius::eval {
 namespace {
@@ -97,9 +98,8 @@ TEST_P(Golden, ForwardAndGradients) {
     const fs::path folder = kGolden / c.model;
     const fs::path output =
         fs::temp_directory_path() / ("moebius_golden_" + std::to_string(getpid()) + ".safetensors");
-    Device device = Device::cpu_from_environment();
-    HostArena pool;
-    ThreadPool threads(2);
+    TestMachine machine;
+    if (machine.on_gpu() && c.mode == nn::ExpertMode::Loop) GTEST_SKIP() << "on the CPU only";
     models::ModelOptions options;
     options.expert_mode = c.mode;
     options.recompute = c.recompute;
@@ -109,7 +109,7 @@ TEST_P(Golden, ForwardAndGradients) {
              .gradients = true,
              .dtype = c.dtype,
              .model_options = options},
-            {.device = &device, .pool = &pool, .threads = &threads});
+            machine.exec);
 
     checkpoint::FileSystem& files = checkpoint::real_file_system();
     const checkpoint::SafetensorsReader expected(files, folder / "expected.safetensors"), ours(files, output);
@@ -117,7 +117,8 @@ TEST_P(Golden, ForwardAndGradients) {
     // rounding of one number where that happens to be less).
     const auto bf16_error = read_json(folder / "bf16_error.json");
     const auto tolerance = [&](const std::string& name) {
-        return c.dtype == DType::F32 ? 1e-5 : std::max(2.0 * bf16_error.at(name).get<double>(), 0x1p-8);
+        return c.dtype == DType::F32 ? (machine.on_gpu() ? 1e-4 : 1e-5)
+                                     : std::max(2.0 * bf16_error.at(name).get<double>(), 0x1p-8);
     };
     const auto gradients = read_json(folder / "case.json").at("gradients").get<std::string>();
     ASSERT_TRUE(gradients == "clipped" || gradients == "plain") << gradients;
@@ -140,7 +141,7 @@ TEST_P(Golden, ForwardAndGradients) {
         }
     }
     EXPECT_GT(compared, 10);
-    EXPECT_EQ(pool.report().current_bytes, 0) << "memory is left when the call is over";
+    EXPECT_EQ(machine.pool->report().current_bytes, 0) << "memory is left when the call is over";
     fs::remove(output);
 }
 

@@ -7,6 +7,7 @@
 #include "moebius/checkpoint/safetensors.h"
 #include "moebius/comm/registry.h"
 #include "moebius/train/step.h"
+#include "tests/test_machine.h"
 
 namespace moebius::train {
 namespace {
@@ -60,11 +61,9 @@ TEST_P(GoldenSteps, ThreeUpdates) {
     const fs::path folder = fs::path(MOEBIUS_SOURCE_DIR) / "tests/golden" / GetParam();
     const checkpoint::SafetensorsReader expected(checkpoint::real_file_system(),
                                                  folder / "expected.safetensors");
-    Device device = Device::cpu_from_environment();
-    HostArena pool;
-    ThreadPool threads(2);
+    TestMachine machine;
     const auto world = make_communicator("self");
-    nn::Run run{.exec = {.device = &device, .pool = &pool, .threads = &threads}, .world = world.get()};
+    nn::Run run{.exec = machine.exec, .world = world.get()};
     models::Model model(config::ModelConfig::load(folder.string(), {}), {});
     model.place({}, run.exec);
     model.load(folder, run.exec);
@@ -73,15 +72,16 @@ TEST_P(GoldenSteps, ThreeUpdates) {
     fill(batch, expected);
     const Shape ids = expected.at("input_ids").shape;
     StepOptions options{.shape = {.rows = ids[0], .capacity = ids.numel(), .max_seqlen = ids[1]},
-                        .decay_all = true};
-    Step step(model, options, run);
+                        .decay_all = true,
+                        .cuda_graph = machine.on_gpu()};
+    Step step(model, options, run, &machine.host);
     int64_t allocations = 0;
     for (int64_t update = 1; update <= 4; ++update) {
         const StepResult result = step.run(batch.step, update, 1e-2);
         EXPECT_FALSE(result.bad);
-        if (update == 2) allocations = pool.report().system_allocations;
+        if (update == 2) allocations = machine.pool->report().system_allocations;
         if (update > 2) {
-            EXPECT_EQ(pool.report().system_allocations, allocations) << "a steady step allocates";
+            EXPECT_EQ(machine.pool->report().system_allocations, allocations) << "a steady step allocates";
         }
         float want = 0;
         const std::string name = update == 1 ? "loss" : "loss_after." + std::to_string(update - 1);
@@ -100,11 +100,14 @@ TEST_P(GoldenSteps, ThreeUpdates) {
                 expected.read(expected.at(theirs), 0, piece.count,
                               View(reference.data(), DType::F32, {piece.count}));
                 const Parameter* p = model.parameters().find(piece.internal_name);
-                const float* ours = p->value.as<float>() + piece.internal_begin;
+                std::vector<float> ours(static_cast<size_t>(piece.count));
+                const View flat = p->value.reshaped({p->value.numel()});
+                copy_to_host(ours.data(), flat.rows(piece.internal_begin, piece.count), machine.exec);
                 double difference = 0, norm = 0;
                 for (int64_t i = 0; i < piece.count; ++i) {
                     const double r = static_cast<double>(reference[static_cast<size_t>(i)]);
-                    difference += (static_cast<double>(ours[i]) - r) * (static_cast<double>(ours[i]) - r);
+                    const double own = static_cast<double>(ours[static_cast<size_t>(i)]);
+                    difference += (own - r) * (own - r);
                     norm += r * r;
                 }
                 ASSERT_GT(norm, 0) << piece.external_name;

@@ -13,6 +13,7 @@
 #include "moebius/base/error.h"
 #include "moebius/base/philox.h"
 #include "moebius/train/resolve.h"
+#include "tests/test_machine.h"
 
 namespace moebius::train {
 namespace {
@@ -74,6 +75,7 @@ class Trainer : public testing::Test {
                                         "num_train_steps=6",
                                         "grad_acc_steps=2",
                                         "num_threads=2",
+                                        "device=" + test_device(),
                                         "lr_scheduler_kwargs.num_warmup_steps=2",
                                         "lr_scheduler_kwargs.num_decay_steps=10",
                                         "logger.frequency=2",
@@ -82,14 +84,16 @@ class Trainer : public testing::Test {
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }
-    TrainResult run(const std::vector<std::string>& overrides, const std::atomic<bool>* stop = nullptr) {
+    TrainResult run(const std::vector<std::string>& overrides, const std::atomic<bool>* stop = nullptr,
+                    std::optional<int64_t> results_behind = {}) {
         const fs::path configs = fs::path(MOEBIUS_SOURCE_DIR) / "configs";
         sink_ = QuietSink();
         TrainOptions options{.loaded = config::load({.search_dirs = {configs}, .overrides = overrides}),
                              .config_dirs = {configs},
                              .command_line = {"test"},
                              .stop = stop,
-                             .sink = &sink_};
+                             .sink = &sink_,
+                             .results_behind = results_behind};
         return train(options);
     }
     // Every byte of a checkpoint's tensors.
@@ -206,6 +210,77 @@ TEST_F(Trainer, StopsWithBatchAndStateWhenTheLossIsNotFinite) {
     const int64_t step = sink_.saves.back();
     EXPECT_EQ(static_cast<size_t>(step), sink_.steps.size())
         << "the state saved is the one before the bad step";
+}
+
+// As on a GPU, where a step is queued before the results of the one before it are read.
+TEST_F(Trainer, ResultsReadOneStepLaterChangeNothing) {
+    const std::vector<std::string> more = {"+config_kwargs.moe_aux_loss_coeff=0.02",
+                                           "router.selection_bias=true",
+                                           "router.bias_update_rate=0.01",
+                                           "validation.enabled=true",
+                                           "validation.fraction=0.2",
+                                           "validation.eval_interval=2",
+                                           "logger.frequency=1",
+                                           "validation.num_batches=2",
+                                           "num_train_steps=7"};
+    run(overrides("together", more), nullptr, 0);
+    const QuietSink together = sink_;
+    run(overrides("behind", more), nullptr, 1);
+    for (const int step : {3, 6, 7})
+        EXPECT_TRUE(tensors("behind", step) == tensors("together", step)) << step;
+    EXPECT_EQ(sink_.saves, together.saves);
+    const auto a = metrics("together"), b = metrics("behind");
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+        for (const char* key : {"step", "loss", "grad_norm", "aux_loss", "expert_load", "val_loss"}) {
+            EXPECT_EQ(a[i].value(key, nlohmann::json()), b[i].value(key, nlohmann::json()))
+                << i << " " << key;
+        }
+    }
+    // Ends and goes on in the middle.
+    std::atomic<bool> stop{true};
+    run(overrides("halves", more), &stop, 1);
+    run(overrides("halves", more), nullptr, 1);
+    EXPECT_TRUE(tensors("halves", 7) == tensors("together", 7));
+}
+
+TEST_F(Trainer, ABadStepIsFoundOneStepLaterWithTheStateBeforeIt) {
+    const std::vector<std::string> more = {"adamw_kwargs.lr=1e30", "lr_scheduler_kwargs.num_warmup_steps=0",
+                                           "clip_grad_norm=0", "checkpoint.save_every_n_steps=100"};
+    std::vector<std::string> texts, states;
+    for (const int64_t behind : {0, 1}) {
+        const std::string name = behind == 0 ? "now" : "later";
+        try {
+            run(overrides(name, more), nullptr, behind);
+            FAIL() << "a rate of 1e30 did not break the run";
+        } catch (const Error& error) {
+            const std::string text = error.what();
+            texts.push_back(text.substr(0, text.find("the state before")));
+        }
+        ASSERT_EQ(sink_.saves.size(), 1u);
+        EXPECT_EQ(static_cast<size_t>(sink_.saves[0]), sink_.steps.size());
+        states.push_back(tensors(name, static_cast<int>(sink_.saves[0])));
+    }
+    EXPECT_EQ(texts[0], texts[1]);
+    EXPECT_TRUE(states[0] == states[1]);
+}
+
+TEST_F(Trainer, AGraphAndNoGraphGiveTheSameBits) {
+    if (test_device() != "cuda") {
+        EXPECT_THROW(run(overrides("graph", {"cuda_graph=on"})), Error);
+        GTEST_SKIP() << "graphs are CUDA's";
+    }
+    for (const char* dtype : {"fp32", "bf16"}) {
+        const std::string dtype_key = std::string("dtype=") + dtype, name = dtype;
+        for (const char* mode : {"on", "off"}) {
+            run(overrides(name + mode, {dtype_key, std::string("cuda_graph=") + mode,
+                                        "validation.enabled=true", "validation.fraction=0.2",
+                                        "validation.eval_interval=2", "validation.num_batches=2"}));
+        }
+        for (const int step : {3, 6}) {
+            EXPECT_TRUE(tensors(name + "on", step) == tensors(name + "off", step)) << dtype << " " << step;
+        }
+    }
 }
 
 TEST_F(Trainer, RefusesToBeginAgainOverDamagedCheckpoints) {
