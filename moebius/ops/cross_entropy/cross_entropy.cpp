@@ -1,11 +1,13 @@
 #include "moebius/ops/cross_entropy/cross_entropy.h"
 
 #include "moebius/ops/cross_entropy/cpu.h"
+#include "moebius/ops/cross_entropy/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<CrossEntropyArgs> kCrossEntropy[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<CrossEntropyArgs>, MOEBIUS_CUDA(cuda::cross_entropy)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<CrossEntropyArgs>, cpu::cross_entropy}};
 
 }  // namespace
