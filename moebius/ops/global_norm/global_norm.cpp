@@ -1,13 +1,16 @@
 #include "moebius/ops/global_norm/global_norm.h"
 
 #include "moebius/ops/global_norm/cpu.h"
+#include "moebius/ops/global_norm/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<SumOfSquaresArgs> kSumOfSquares[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<SumOfSquaresArgs>, MOEBIUS_CUDA(cuda::sum_of_squares)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<SumOfSquaresArgs>, cpu::sum_of_squares}};
 constexpr Variant<ClipFactorArgs> kClipFactor[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<ClipFactorArgs>, MOEBIUS_CUDA(cuda::clip_factor)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ClipFactorArgs>, cpu::clip_factor}};
 
 void check_scalar(const View& view, DType dtype, const char* what) {
