@@ -1,11 +1,14 @@
 #include "moebius/ops/adamw/adamw.h"
 
 #include "moebius/ops/adamw/cpu.h"
+#include "moebius/ops/adamw/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
-constexpr Variant<AdamWArgs> kAdamW[] = {{"cpu", DeviceKind::Cpu, 0, 0, always<AdamWArgs>, cpu::adamw}};
+constexpr Variant<AdamWArgs> kAdamW[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<AdamWArgs>, MOEBIUS_CUDA(cuda::adamw)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<AdamWArgs>, cpu::adamw}};
 
 void check_range(const AdamWArgs& a, const View& view, const char* what) {
     MOEBIUS_CHECK(view.numel() == a.master.numel() && view.contiguous() &&
