@@ -1,11 +1,13 @@
 #include "moebius/ops/aux_loss/aux_loss.h"
 
 #include "moebius/ops/aux_loss/cpu.h"
+#include "moebius/ops/aux_loss/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<AuxLossArgs> kAuxLoss[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<AuxLossArgs>, MOEBIUS_CUDA(cuda::aux_loss)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AuxLossArgs>, cpu::aux_loss}};
 
 bool dense(const View& view, const Shape& shape) {
