@@ -6,6 +6,7 @@
 // device ends only that op, as a failure.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,7 +42,7 @@ constexpr const char* kHelp =
     "          [--bare] [--small]\n"
     "  --case PART   only cases whose name contains PART\n"
     "  --jobs N      ops tested at one time (default 4)\n"
-    "  --timeout S   seconds after which an op's process is ended as hung (default 300)\n"
+    "  --timeout S   seconds without progress after which an op's process is ended as hung (default 120)\n"
     "  --list        ops, their CUDA variants and numbers of cases\n"
     "  --bare        for compute-sanitizer: one process, memory of its own for every tensor, no graphs, no "
     "mutants\n"
@@ -50,7 +51,7 @@ constexpr const char* kHelp =
 struct Options {
     std::vector<std::string> ops;
     std::string variant, part, json, child;
-    int jobs = 4, timeout = 300, from = 0;
+    int jobs = 4, timeout = 120, from = 0;
     bool list = false, bare = false, small = false;
 };
 
@@ -82,9 +83,13 @@ void print_counts(const Counts& counts) {
 
 // What runs now, for the line that a crash leaves.
 char current[512] = "(nothing yet)";
+bool tells_parent = false;
 
 void set_current(const std::string& what) {
     std::snprintf(current, sizeof current, "%s", what.c_str());
+    if (!tells_parent) return;
+    std::printf("AT\t%s\n", what.c_str());
+    std::fflush(stdout);
 }
 
 // A crash (a broken invariant, a touch of the card's memory by the host) says where, and ends the process.
@@ -312,6 +317,7 @@ class OpTest {
 
 int run_child(const OpInfo& op, const Options& options) {
     for (const int crash : {SIGABRT, SIGSEGV, SIGBUS}) signal(crash, crashed);
+    tells_parent = true;
     try {
         OpTest test(op, options);
         print_counts(options.child == "mutants" ? test.run_mutants()
@@ -333,7 +339,9 @@ struct Child {
     bool ended = false;       // it came to the end
     pid_t pid = 0;
     FILE* output = nullptr;
-    double started = 0;
+    std::string at;     // what it began last
+    double moved = 0;   // when it was last seen to write
+    off_t written = 0;  // bytes, then
 };
 
 double now() {
@@ -343,7 +351,7 @@ double now() {
 }
 
 Child start(const std::string& op, const std::string& phase, int from, const Options& options) {
-    Child child{.op = op, .phase = phase, .from = from, .output = std::tmpfile(), .started = now()};
+    Child child{.op = op, .phase = phase, .from = from, .output = std::tmpfile(), .moved = now()};
     if (child.output == nullptr) throw Error("no temporary file");
     std::fflush(stdout);
     child.pid = fork();
@@ -383,6 +391,9 @@ Counts finish(Child& child, int status, bool hung) {
             counts[variant].reasons[reason] += a;
         } else if (std::sscanf(line, "CASE\t%d", &a) == 1) {
             child.last = a;
+        } else if (std::strncmp(line, "AT\t", 3) == 0) {
+            child.at = line + 3;
+            child.at.erase(child.at.find_last_not_of('\n') + 1);
         } else if (std::strcmp(line, "END\n") == 0) {
             child.ended = true;
         } else {
@@ -394,8 +405,8 @@ Counts finish(Child& child, int status, bool hung) {
     if (!child.ended && !(WIFEXITED(status) && WEXITSTATUS(status) == 3)) {
         ++counts[child.phase == "mutants" ? "mutants" : "(process)"].failed;
         if (hung) {
-            std::printf("FAILED %s (%s): hung, ended after %.0f s\n", child.op.c_str(), child.phase.c_str(),
-                        now() - child.started);
+            std::printf("FAILED %s (%s): hung, ended after %.0f s at %s\n", child.op.c_str(),
+                        child.phase.c_str(), now() - child.moved, child.at.c_str());
         } else {
             std::printf("FAILED %s (%s): its process ended early (%s %d)\n", child.op.c_str(),
                         child.phase.c_str(), WIFSIGNALED(status) ? "signal" : "exit code",
@@ -429,7 +440,12 @@ std::map<std::string, Counts> run_children(const std::vector<OpInfo>& ops, const
             int status = 0;
             bool hung = false;
             pid_t ended = waitpid(running[i].pid, &status, WNOHANG);
-            if (ended == 0 && now() - running[i].started > options.timeout) {
+            if (struct stat file;
+                fstat(fileno(running[i].output), &file) == 0 && file.st_size != running[i].written) {
+                running[i].written = file.st_size;
+                running[i].moved = now();
+            }
+            if (ended == 0 && now() - running[i].moved > options.timeout) {
                 kill(running[i].pid, SIGKILL);
                 ended = waitpid(running[i].pid, &status, 0);
                 hung = true;
@@ -443,8 +459,7 @@ std::map<std::string, Counts> run_children(const std::vector<OpInfo>& ops, const
             for (const auto& [variant, count] : finish(child, status, hung))
                 results[child.op][variant].add(count);
             // Goes on behind the case that ended the process, as long as that is no habit.
-            if (!child.ended && !hung && child.last >= 0 &&
-                ++restarts[child.op + child.phase] <= kMostRestarts) {
+            if (!child.ended && child.last >= 0 && ++restarts[child.op + child.phase] <= kMostRestarts) {
                 running.push_back(start(child.op, child.phase, child.last + 1, options));
             }
         }
