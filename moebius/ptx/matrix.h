@@ -1,4 +1,4 @@
-// 8×8 matrices of 16-bit elements between registers and shared memory (sm_90), and bf16 pairs.
+// Shared memory by its 32-bit addresses, 8×8 matrices of 16-bit elements there (sm_90), and bf16 pairs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,6 +19,23 @@ __device__ __forceinline__ void load_matrices(uint32_t row_address, uint32_t& a,
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
                  : "r"(row_address)
                  : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
 }
 
 // Round to nearest even; `low` goes to the lower half: the lower address.

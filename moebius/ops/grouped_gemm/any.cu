@@ -4,6 +4,7 @@
 #include "moebius/ops/gemm/any_products.h"
 #include "moebius/ops/grouped_gemm/cuda.h"
 #include "moebius/ptx/split_sizes.h"
+#include "moebius/ptx/vector.h"
 #include "moebius/runtime/launch.h"
 
 namespace moebius::ops::cuda {
@@ -21,13 +22,6 @@ struct BiasGrad {
     bool accumulate, bias_is_bf16;
 };
 
-__device__ inline float as_float(float x) {
-    return x;
-}
-__device__ inline float as_float(__nv_bfloat16 x) {
-    return __bfloat162float(x);
-}
-
 // A block: 32 columns of one expert. Line l sums rows l, l + 32, …; the lines' sums are added as a tree.
 template <class T>
 __global__ void __launch_bounds__(kColumns* kLines) grouped_bias_grad_columns_any(BiasGrad p) {
@@ -41,7 +35,7 @@ __global__ void __launch_bounds__(kColumns* kLines) grouped_bias_grad_columns_an
     float sum = 0.0f;
     for (int64_t i = line; i < own.rows && j < p.n; i += kLines) {
         const float scale = p.bias_scale ? p.bias_scale[own.first + i] : 1.0f;
-        sum = fmaf(as_float(dy[i * p.dy_stride]), scale, sum);
+        sum = fmaf(ptx::load_float(dy + i * p.dy_stride), scale, sum);
     }
     sums[line][column] = sum;
     for (int half = kLines / 2; half > 0; half /= 2) {
@@ -67,7 +61,7 @@ __global__ void __launch_bounds__(32 * kRowsPerBlock) grouped_bias_grad_rows_any
         const float value = p.bias_is_bf16
                                 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.bias)[bias + j])
                                 : static_cast<const float*>(p.bias)[bias + j];
-        sum = fmaf(as_float(dy[j]), value, sum);
+        sum = fmaf(ptx::load_float(dy + j), value, sum);
     }
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (lane == 0) p.dbias_scale[row] = sum;

@@ -19,14 +19,11 @@ void grouped_forward(const GroupedGemmArgs& args, const Cluster& cluster, const 
                           .columns = columns,
                           .depth = args.a.size(1)};
     if (args.out.dtype == DType::F32) {
-        launch_product<ForwardTraits<1, 1>, StoreFloats>("grouped_gemm.forward", product,
-                                                         {.data = args.out.as<float>(),
-                                                          .expert_stride = 0,
-                                                          .row_stride = args.out.stride[0],
-                                                          .weight_rows = 0,
-                                                          .columns = static_cast<int>(columns),
-                                                          .add = 0},
-                                                         exec);
+        launch_product<ForwardTraits<1, 1>, StoreRowFloats>("grouped_gemm.forward", product,
+                                                            {.data = args.out.as<float>(),
+                                                             .row_stride = args.out.stride[0],
+                                                             .columns = static_cast<int>(columns)},
+                                                            exec);
         return;
     }
     const Rows store = rows_of(args.out);

@@ -242,8 +242,9 @@ __device__ __forceinline__ void load_b(const ProductArgs& args, uint32_t to, uin
 }
 
 // One thread: fills the ring for all the block's tiles.
-template <class T>
-__device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared& shared) {
+template <class T, class Epilogue>
+__device__ __forceinline__ void load_tiles(const ProductArgs& args, const typename Epilogue::Args& epilogue,
+                                           const Shared& shared) {
     const Blocks<T> blocks;
     TileWalk walk(shared.row_ends, args.plan, blocks.first, blocks.step);
     RingPosition ring;
@@ -265,6 +266,10 @@ __device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared
             const int at = i * kTileDepth + (T::kReduceRows ? unit.row_begin : 0);
             load_a<T>(args, shared.a(ring.stage), barrier, row, at, blocks.column_rank);
             load_b<T>(args, shared.b(ring.stage), barrier, column, at, unit.expert, blocks.row_rank);
+            // What the epilogue will read of this tile.
+            if constexpr (requires { Epilogue::prefetch(epilogue, row, column); }) {
+                if (i == 0) Epilogue::prefetch(epilogue, row, column);
+            }
         }
     }
 }
@@ -288,10 +293,7 @@ __device__ __forceinline__ void zero_tails(const ProductArgs& args, const Shared
             constexpr int kBoxes = kTileRows / 64 + kTileColumns / 64;
             for (int box = 0; box < kBoxes; ++box) {
                 for (int chunk = first * 8 + lane; chunk < 64 * 8; chunk += 32) {
-                    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                                     shared.a(ring.stage) + box * kBoxBytes + chunk * 16),
-                                 "r"(0)
-                                 : "memory");
+                    ptx::store_shared(shared.a(ring.stage) + box * kBoxBytes + chunk * 16, uint4{0, 0, 0, 0});
                 }
             }
             ptx::fence_async_shared();
@@ -418,7 +420,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int group = warp / 4 - 1;
     if (group < 0) {
         ptx::give_registers<40>();
-        if (warp == 0 && threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared);
+        if (warp == 0 && threadIdx.x % 32 == 0) detail::load_tiles<T, Epilogue>(args, epilogue, shared);
         if constexpr (T::kReduceRows) {
             if (warp == 1) detail::zero_tails<T>(args, shared);
         }

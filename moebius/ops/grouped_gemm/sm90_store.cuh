@@ -38,12 +38,8 @@ __device__ __forceinline__ void copy_staged(uint32_t from, __nv_bfloat16* to, in
     for (int i = 0; i < 4; ++i) {
         const int row = i * 16 + thread / 8, chunk = thread % 8;
         if (row < rows && chunk * 8 < columns) {
-            uint4 value;
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                         : "r"(from + static_cast<uint32_t>(row) * kRowBytes +
-                               static_cast<uint32_t>(chunk ^ (row % 8)) * 16)
-                         : "memory");
+            const uint4 value = ptx::load_shared(from + static_cast<uint32_t>(row) * kRowBytes +
+                                                 static_cast<uint32_t>(chunk ^ (row % 8)) * 16);
             *reinterpret_cast<uint4*>(to + row * row_stride + chunk * 8) = value;
         }
     }
@@ -114,43 +110,67 @@ struct StoreWeights {
     }
 };
 
-// fp32, straight from registers: four threads write 32 bytes of a row. Rows of experts (expert_stride 0), or
-// the weights' gradients, written or added to.
-struct StoreFloats {
+// fp32 gradients of the experts' weights, written or added to what is there. TMA adds in L2, to each element
+// once: the order of additions is that of the launches.
+struct StoreWeightFloats {
     struct Args {
-        float* data;
-        int64_t expert_stride, row_stride;
-        int weight_rows, columns;  // weight_rows: of the weights' gradients
+        CUtensorMap out;  // (experts, rows, columns), boxes of 64 × 32
+        int rows, columns;
         int add;
     };
-    __device__ static int rows(const Args& args) { return args.weight_rows; }
+    __device__ static int rows(const Args& args) { return args.rows; }
     __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
         if (args.add && place.empty) return;
-        constexpr int kBatch = 8;  // loads in flight
+        constexpr int kColumns = 32;
+#pragma unroll
+        for (int block = 0; block < kTileColumns / kColumns; ++block) {
+            const int column = place.column + kColumns * block;
+            if (column >= args.columns) break;
+            const uint32_t to = place.begin_pass();
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {  // two chunks: 8 columns
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int row = 16 * place.warp + 8 * half + place.lane / 4;
+                    const int chunk = (2 * i + place.lane % 4 / 2) ^ (place.lane / 4);
+                    const float* d = &sums[16 * block + 4 * i + 2 * half];
+                    ptx::store_shared(to + static_cast<uint32_t>(row * 128 + chunk * 16 + place.lane % 2 * 8),
+                                      d[0], d[1]);
+                }
+            }
+            place.end_pass();
+            if (place.thread == 0) {
+                if (args.add) {
+                    ptx::tma_add(&args.out, to, column, place.row, place.expert);
+                } else {
+                    ptx::tma_store(&args.out, to, column, place.row, place.expert);
+                }
+                ptx::tma_commit();
+            }
+        }
+    }
+};
+
+// fp32 rows of experts, straight from registers: four threads write 32 bytes of a row.
+struct StoreRowFloats {
+    struct Args {
+        float* data;
+        int64_t row_stride;
+        int columns;
+    };
+    __device__ static int rows(const Args&) { return 0; }  // not asked: rows are the experts'
+    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = place.row + 16 * place.warp + 8 * half + place.lane / 4;
             if (row >= place.row_end) continue;
             const int column = place.column + 2 * (place.lane % 4);
-            float* to = args.data + place.expert * args.expert_stride + row * args.row_stride + column;
+            float* to = args.data + row * args.row_stride + column;
 #pragma unroll
-            for (int batch = 0; batch < 32; batch += kBatch) {
-                float2 old[kBatch] = {};
-                if (args.add) {
-#pragma unroll
-                    for (int j = 0; j < kBatch; ++j) {
-                        if (column + 8 * (batch + j) < args.columns)
-                            old[j] = *reinterpret_cast<const float2*>(to + 8 * (batch + j));
-                    }
-                }
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) {
-                    const float* d = &sums[4 * (batch + j) + 2 * half];
-                    if (column + 8 * (batch + j) < args.columns) {
-                        *reinterpret_cast<float2*>(to + 8 * (batch + j)) =
-                            make_float2(args.add ? old[j].x + d[0] : d[0], args.add ? old[j].y + d[1] : d[1]);
-                    }
-                }
+            for (int j = 0; j < 32; ++j) {
+                const float* d = &sums[4 * j + 2 * half];
+                if (column + 8 * j < args.columns)
+                    *reinterpret_cast<float2*>(to + 8 * j) = make_float2(d[0], d[1]);
             }
         }
     }

@@ -27,14 +27,12 @@ void grouped_wgrad(const GroupedGemmArgs& args, const Cluster& cluster, const Ex
                           .depth = args.a.size(0) / experts};
     with_cluster<WgradTraits>(cluster, [&](auto traits) {
         if (args.out.dtype == DType::F32) {
-            launch_product<decltype(traits), StoreFloats>("grouped_gemm.wgrad", product,
-                                                          {.data = args.out.as<float>(),
-                                                           .expert_stride = args.out.stride[0],
-                                                           .row_stride = args.out.stride[1],
-                                                           .weight_rows = static_cast<int>(rows),
-                                                           .columns = static_cast<int>(columns),
-                                                           .add = args.beta != 0},
-                                                          exec);
+            launch_product<decltype(traits), StoreWeightFloats>("grouped_gemm.wgrad", product,
+                                                                {.out = tensor_map(args.out, kGroupRows),
+                                                                 .rows = static_cast<int>(rows),
+                                                                 .columns = static_cast<int>(columns),
+                                                                 .add = args.beta != 0},
+                                                                exec);
         } else {
             launch_product<decltype(traits), StoreWeights>("grouped_gemm.wgrad", product,
                                                            {.out = tensor_map(args.out, kGroupRows),

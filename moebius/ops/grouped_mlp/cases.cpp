@@ -403,6 +403,44 @@ void bench_cases(std::vector<Case>& cases, DType dtype) {
     }
 }
 
+// Rows of whole 16 bytes, as tensor-core kernels ask: several tiles of 128 rows and 256 columns, tails of
+// each.
+void aligned_cases(std::vector<Case>& cases) {
+    Problem p{.dtype = DType::BF16, .splits = {"tiles", {130, 0, 9}, 150}, .hidden = 72, .intermediate = 264};
+    cases.push_back(forward_case(p));
+    cases.push_back(backward_case(p));
+    p.padding = 8;
+    p.index = DType::I32;
+    p.keeps_c = p.scales = false;
+    p.accumulate = true;
+    p.options = {.kind = GluKind::ClampedQuickGeGlu};
+    cases.push_back(forward_case(p));
+    cases.push_back(backward_case(p));
+    for (const NamedSplits& splits : edge_splits()) {
+        p = {.dtype = DType::BF16, .splits = splits, .hidden = 40, .intermediate = 24};
+        cases.push_back(forward_case(p));
+        cases.push_back(backward_case(p));
+    }
+}
+
+// Of a GPU's size: an 8x7B layer's experts, and many small ones.
+void large_bench_cases(std::vector<Case>& cases) {
+    for (const Problem& p : {Problem{.dtype = DType::BF16,
+                            .splits = {"8_experts", std::vector<int64_t>(8, 4096), 32768},
+                            .hidden = 4096,
+                            .intermediate = 14336},
+                             Problem{.dtype = DType::BF16,
+                             .splits = {"64_experts", std::vector<int64_t>(64, 2048), 131072},
+                             .hidden = 2048,
+                             .intermediate = 1024}}) {
+        for (Case c : {forward_case(p), backward_case(p)}) {
+            c.bench = c.large = true;
+            c.group = "bench";
+            cases.push_back(std::move(c));
+        }
+    }
+}
+
 }  // namespace
 
 void grouped_mlp_cases(std::vector<Case>& cases) {
@@ -436,12 +474,14 @@ void grouped_mlp_cases(std::vector<Case>& cases) {
             cases.push_back(backward_case(problem));
         }
     }
+    aligned_cases(cases);
     Problem p{.splits = tail, .hidden = 20, .intermediate = 12};
     cases.push_back(gradient_case(p));
     p.options = {.kind = GluKind::ClampedQuickGeGlu, .interleave = 4, .limit = 1.5f};
     cases.push_back(gradient_case(p));
     bench_cases(cases, DType::F32);
     bench_cases(cases, DType::BF16);
+    large_bench_cases(cases);
 }
 
 }  // namespace moebius::ops

@@ -18,7 +18,8 @@ struct StoreGluBackward {
     struct Args {
         Rows dgate, dup;  // halves of dC
         Rows activation;
-        const __nv_bfloat16* c;  // (capacity, 2I)
+        CUtensorMap gate_map, up_map;  // halves of C, boxes of 64 × 64
+        const __nv_bfloat16* c;        // (capacity, 2I)
         int64_t c_stride;
         const float* scales;  // (capacity), null: 1
         float* partial;       // (tiles of I, capacity): Σ of a tile's columns; null: not asked
@@ -26,6 +27,15 @@ struct StoreGluBackward {
         ptx::GluConstants constants;
     };
     __device__ static int rows(const Args&) { return 0; }  // not asked: rows are the experts'
+
+    __device__ __forceinline__ static void prefetch(const Args& args, int row, int column) {
+        for (int x = column; x < column + kTileColumns && x < args.activation.columns; x += 64) {
+            for (int y = row; y < row + kTileRows; y += kGroupRows) {
+                ptx::tma_prefetch(&args.gate_map, x, y, 0);
+                ptx::tma_prefetch(&args.up_map, x, y, 0);
+            }
+        }
+    }
 
     // Gates and ups of a thread's part of a block, as wgmma gives it; zeros where nothing is.
     __device__ __forceinline__ static void load(const Args& args, StagedBlock& gate, StagedBlock& up,
@@ -125,6 +135,8 @@ void down_dgrad(const GroupedMlpBackwardArgs& a, const View& dc, const View& act
         .dgate = rows_of(dc.columns(0, intermediate)),
         .dup = rows_of(dc.columns(intermediate, intermediate)),
         .activation = rows_of(activation),
+        .gate_map = tensor_map(a.c.columns(0, intermediate), kGroupRows),
+        .up_map = tensor_map(a.c.columns(intermediate, intermediate), kGroupRows),
         .c = static_cast<const __nv_bfloat16*>(a.c.data),
         .c_stride = a.c.stride[0],
         .scales = a.scales ? a.scales.as<float>() : nullptr,
