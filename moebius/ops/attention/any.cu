@@ -2,6 +2,7 @@
 // given, and the deltas of backward.
 #include "moebius/ops/attention/any_args.cuh"
 #include "moebius/ops/attention/cuda.h"
+#include "moebius/ptx/vector.h"
 
 namespace moebius::ops::cuda {
 namespace {
@@ -41,13 +42,6 @@ AttentionProblem<T> problem_of(const Args& a) {
     return p;
 }
 
-__device__ inline float as_float(float x) {
-    return x;
-}
-__device__ inline float as_float(__nv_bfloat16 x) {
-    return __bfloat162float(x);
-}
-
 // delta (Hq, T) = Σ dout · (out + its rest). In fp32 a thread sums a query's in the order of the products
 // dout · v: where a query sees one key, the two are equal, and their difference, a gradient, is zero. In bf16
 // a warp does.
@@ -60,12 +54,13 @@ __global__ void __launch_bounds__(kDeltaThreads) attention_delta_any(AttentionPr
     if (token >= p.tokens || token >= p.sequences.cu_seqlens[p.sequences.experts]) return;
     const T *dout = p.dout.at(token, head), *out = p.saved_out.at(token, head);
     float sum = 0.0f;
-    for (int c = lane; c < p.head_dim; c += kLanes) sum = fmaf(as_float(dout[c]), as_float(out[c]), sum);
+    for (int c = lane; c < p.head_dim; c += kLanes)
+        sum = fmaf(ptx::load_float(dout + c), ptx::load_float(out + c), sum);
     if (p.saved_rest.data) {
         const T* rest = p.saved_rest.at(token, head);
         float small = 0.0f;
         for (int c = lane; c < p.head_dim; c += kLanes)
-            small = fmaf(as_float(dout[c]), as_float(rest[c]), small);
+            small = fmaf(ptx::load_float(dout + c), ptx::load_float(rest + c), small);
         sum += small;
     }
     for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);

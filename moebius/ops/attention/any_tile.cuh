@@ -42,9 +42,7 @@ __device__ inline void load_tile(uint32_t tile, const Heads<const __nv_bfloat16>
                 const uint32_t high = 2 * w + 1 < some ? __bfloat16_as_ushort(source[2 * w + 1]) : 0u;
                 words[w] = low | high << 16;
             }
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-                         "r"(words[2]), "r"(words[3])
-                         : "memory");
+            ptx::store_shared_16(to, words);
         }
     }
 }

@@ -11,6 +11,7 @@
 
 #include "moebius/ptx/cp_async.h"
 #include "moebius/ptx/mma.h"
+#include "moebius/ptx/vector.h"
 
 namespace moebius::ops::cuda {
 
@@ -235,24 +236,14 @@ struct FmaShared {
     float a[2][kFmaDepth][kTile], b[2][kFmaDepth][kTile];
 };
 
-__device__ inline float as_float(float x) {
-    return x;
-}
-__device__ inline float as_float(__nv_bfloat16 x) {
-    return __bfloat162float(x);
-}
-
 // Eight neighbours of which the first `count` exist.
 template <class T>
 __device__ inline void load_eight(float (&r)[8], const T* from, int count, bool aligned) {
     if (count == 8 && aligned) {
-        constexpr int kWords = sizeof(T) / 2;  // of 16 bytes
-        uint4 words[kWords];
-        for (int w = 0; w < kWords; ++w) words[w] = reinterpret_cast<const uint4*>(from)[w];
-        for (int i = 0; i < 8; ++i) r[i] = as_float(reinterpret_cast<const T*>(words)[i]);
-        return;
+        ptx::load_floats<8>(from, r);
+    } else {
+        for (int i = 0; i < 8; ++i) r[i] = i < count ? ptx::load_float(from + i) : 0.0f;
     }
-    for (int i = 0; i < 8; ++i) r[i] = i < count ? as_float(from[i]) : 0.0f;
 }
 
 // A thread's eight elements of a step: neighbours along the row that lies dense in memory.
