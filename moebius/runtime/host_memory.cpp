@@ -40,7 +40,8 @@ class HostMemory : public SystemMemory {
     HostMemory() = default;
     ~HostMemory() override {
         for (const Range& range : mappings_) {
-            ASAN_UNPOISON_MEMORY_REGION(range.begin, range.bytes);
+            // Only what was usable: a sanitizer marks every byte that it is told of.
+            ASAN_UNPOISON_MEMORY_REGION(range.begin, reserved_ ? used_ : range.bytes);
             munmap(range.begin, range.bytes);
         }
     }
