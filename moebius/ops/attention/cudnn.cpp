@@ -216,10 +216,16 @@ bool nothing_to_do(const AttentionShape& shape, const View& q) {
     return q.size(0) == 0 || shape.cu_seqlens.size(0) <= 1 || shape.max_seqlen == 0;
 }
 
+int64_t whole_steps(int64_t length) {
+    return (length + kLengthStep - 1) / kLengthStep * kLengthStep;
+}
+
+// Tokens only size buffers, which the library lays side by side: rounded up, each begins at an aligned
+// address.
 GraphKey common_key(const AttentionShape& shape, const View& q, const Pieces& pieces) {
     return {.sequences = pieces.sequences,
-            .length = (shape.max_seqlen + kLengthStep - 1) / kLengthStep * kLengthStep,
-            .tokens = q.size(0),
+            .length = whole_steps(shape.max_seqlen),
+            .tokens = whole_steps(q.size(0)),
             .head_dim = q.size(2),
             .window = shape.window,
             .scale = shape.scale};
