@@ -55,7 +55,7 @@ function(moebius_room name)
     if(MOEBIUS_KERNELS_ONLY)
         list(FILTER sources EXCLUDE REGEX "/base/checksum\\.cpp$")  # needs xxhash
     endif()
-    list(FILTER sources EXCLUDE REGEX "/cases\\.cpp$|/case\\.cpp$|/all_cases\\.cpp$")
+    list(FILTER sources EXCLUDE REGEX "/cases\\.cpp$|/ops/(case|case_buffers|case_timing|all_cases)\\.cpp$")
     # For the installed package: which rooms a component brings, and which libraries it links.
     set_property(GLOBAL APPEND PROPERTY MOEBIUS_ROOMS ${name})
     set_property(GLOBAL PROPERTY MOEBIUS_ROOM_${name}_DEPS ${ROOM_DEPS})
@@ -106,7 +106,7 @@ function(moebius_case_library)
         return()
     endif()
     file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/moebius/ops/*/cases.cpp
-        ${PROJECT_SOURCE_DIR}/moebius/ops/case.cpp ${PROJECT_SOURCE_DIR}/moebius/ops/all_cases.cpp)
+        ${PROJECT_SOURCE_DIR}/moebius/ops/case*.cpp ${PROJECT_SOURCE_DIR}/moebius/ops/all_cases.cpp)
     add_library(moebius_cases STATIC ${sources})
     target_link_libraries(moebius_cases PUBLIC moebius_ops PRIVATE moebius_private fmt::fmt-header-only)
 endfunction()

@@ -16,7 +16,7 @@ fi
 mkdir -p build
 work=$(mktemp -d build/cuda_toolkit.XXXXXX)
 trap 'rm -rf "$work"' EXIT
-echo "cuda toolkit: pip download ${packages[*]} (about 600 MB)" >&2
+echo "cuda toolkit: about 600 MB from PyPI: ${packages[*]}" >&2
 if ! python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work" "${packages[@]}" >"$work/pip.log" 2>&1; then
     tail -n 5 "$work/pip.log" >&2
     echo "cuda toolkit: not fetched (above: pip's words). Install CUDA 13.0 or later from NVIDIA and put its bin folder into" \
