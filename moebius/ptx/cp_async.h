@@ -1,7 +1,7 @@
 // cp.async of sm_80: 16 bytes from global to shared memory without a way through registers.
 #pragma once
 
-#include <cstdint>
+#include <cuda_runtime.h>
 
 #include "moebius/ptx/mbarrier.h"  // shared_address
 

@@ -6,7 +6,7 @@
 //   C (16, 8):  c0 c1 (g, 2t …), c2 c3 (g + 8, 2t …)
 #pragma once
 
-#include <cstdint>
+#include <cuda_runtime.h>
 
 #include "moebius/ptx/matrix.h"
 

@@ -2,7 +2,7 @@
 // past `capacity` don't exist.
 #pragma once
 
-#include <cstdint>
+#include <cuda_runtime.h>
 
 namespace moebius::ptx {
 
