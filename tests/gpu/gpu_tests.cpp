@@ -4,7 +4,6 @@
 // scratch was given back and nothing was written around it, and a second run and one replayed from a CUDA
 // graph give the same bits. Mutants must be found. Each op runs in processes of its own: an error of the
 // device ends only that op, as a failure.
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,27 +13,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "moebius/base/error.h"
 #include "moebius/base/version.h"
-#include "moebius/ops/case.h"
-#include "moebius/ops/registry.h"
-#include "moebius/runtime/pinned.h"
-#include "moebius/runtime/stream.h"
-#include "tests/gpu/guarded_pool.h"
-#include "tests/gpu/large_offsets.h"
+#include "tests/gpu/op_test.h"
 
 using namespace moebius;
-using namespace moebius::ops;
+using namespace moebius::gpu_tests;
 
 namespace {
-
-// Beside the ops: its "variants" are ops.
-constexpr const char* kLarge = "64-bit offsets";
 
 constexpr const char* kHelp =
     "gpu_tests [--op NAME]… [--variant NAME] [--case PART] [--jobs N] [--timeout SECONDS] [--json FILE] "
@@ -48,60 +37,6 @@ constexpr const char* kHelp =
     "mutants\n"
     "  --small       with --bare: at most 6 cases a variant, the smallest of each group\n";
 
-struct Options {
-    std::vector<std::string> ops;
-    std::string variant, part, json, child;
-    int jobs = 4, timeout = 120, from = 0;
-    bool list = false, bare = false, small = false;
-};
-
-// What happened in one (op, variant), the word "mutants" being one more variant.
-struct Count {
-    int cases = 0, passed = 0, failed = 0, skipped = 0;
-    std::map<std::string, int> reasons;  // of what was skipped
-
-    void add(const Count& other) {
-        cases += other.cases;
-        passed += other.passed;
-        failed += other.failed;
-        skipped += other.skipped;
-        for (const auto& [reason, count] : other.reasons) reasons[reason] += count;
-    }
-};
-using Counts = std::map<std::string, Count>;
-
-void print_counts(const Counts& counts) {
-    for (const auto& [variant, count] : counts) {
-        std::printf("COUNT\t%s\t%d\t%d\t%d\t%d\n", variant.c_str(), count.cases, count.passed, count.failed,
-                    count.skipped);
-        for (const auto& [reason, times] : count.reasons) {
-            std::printf("REASON\t%s\t%d\t%s\n", variant.c_str(), times, reason.c_str());
-        }
-    }
-    std::fflush(stdout);
-}
-
-// What runs now, for the line that a crash leaves.
-char current[512] = "(nothing yet)";
-bool tells_parent = false;
-
-void set_current(const std::string& what) {
-    std::snprintf(current, sizeof current, "%s", what.c_str());
-    if (!tells_parent) return;
-    std::printf("AT\t%s\n", what.c_str());
-    std::fflush(stdout);
-}
-
-// A crash (a broken invariant, a touch of the card's memory by the host) says where, and ends the process.
-void crashed(int signal) {
-    const auto put = [](const char* text) { (void)!write(STDOUT_FILENO, text, std::strlen(text)); };
-    put("FAILED ");
-    put(current);
-    put(signal == SIGABRT ? ": aborted (the lines above say why)\n"
-                          : ": touched memory that is not the host's\n");
-    _exit(128 + signal);
-}
-
 bool has_cuda(const OpInfo& op) {
     for (const VariantInfo& v : op.variants) {
         if (v.kind == DeviceKind::Cuda && v.in_build) return true;
@@ -114,210 +49,10 @@ bool whole_run(const Options& options) {
     return options.ops.empty() && options.variant.empty() && options.part.empty() && !options.bare;
 }
 
-std::vector<Case> cases_of(const std::string& op, const Options& options) {
-    std::vector<Case> cases;
-    for (Case& c : all_cases()) {
-        if (c.op == op && !c.bench && c.name.find(options.part) != std::string::npos)
-            cases.push_back(std::move(c));
-    }
-    return cases;
-}
-
-// One op on the card, in this process.
-class OpTest {
-  public:
-    OpTest(OpInfo op, const Options& options)
-        : op_(std::move(op)),
-          options_(options),
-          device_(Device::cuda(0)),
-          stream_(device_),
-          arena_(make_arena(device_)),
-          guarded_(*arena_, device_),
-          threads_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency() / 2))) {
-        Pool* pool = options_.bare ? static_cast<Pool*>(&separate_) : &guarded_;
-        exec_ = {.device = &device_, .stream = stream_, .pool = pool, .threads = &threads_};
-    }
-
-    Counts run_cases() {
-        std::map<std::string, int> of_group;
-        int index = 0;
-        for (const Case& c : cases_of(op_.name, options_)) {
-            if (!begin(index++, c)) continue;
-            // Cases of a group come in order of size, mostly.
-            if (options_.small && ++of_group[std::string(name(c.dtype)) + c.group] > 3) continue;
-            PreparedCase prepared(c, &threads_);
-            for (const VariantInfo& variant : op_.variants) {
-                if (variant.kind != DeviceKind::Cuda || !variant.in_build) continue;
-                if (!options_.variant.empty() && variant.name != options_.variant) continue;
-                const ForcedVariants forced{{op_.name, variant.name}};
-                run_one(c, prepared, variant.name, &forced);
-            }
-            if (options_.variant.empty() && !options_.bare) run_one(c, prepared, "(default)", nullptr);
-            end();
-        }
-        return counts_;
-    }
-
-    Counts run_large() {
-        Exec exec = exec_;
-        exec.pool = arena_.get();
-        moebius::gpu_tests::test_large_offsets(exec, [&](const std::string& op, const std::string& problem) {
-            Count& count = counts_[op];
-            ++count.cases;
-            if (problem.starts_with("skipped: ")) {
-                skip(count, problem.substr(9));
-            } else if (problem.empty()) {
-                ++count.passed;
-            } else {
-                ++count.failed;
-                std::printf("FAILED %s/%s: %s\n", kLarge, op.c_str(), problem.c_str());
-                std::fflush(stdout);
-            }
-        });
-        return counts_;
-    }
-
-    Counts run_mutants() {
-        PinnedMemory shared(device_);
-        std::pmr::set_default_resource(&shared);
-        int index = 0;
-        for (const Case& c : cases_of(op_.name, options_)) {
-            if (!begin(index++, c) || c.mutants.empty()) continue;
-            PreparedCase prepared(c, &threads_);
-            for (const Mutant& mutant : c.mutants) {
-                Count& count = counts_["mutants"];
-                ++count.cases;
-                set_current(op_.name + "/" + c.name + ", mutant '" + mutant.name + "'");
-                const std::string reason = prepared.why_not(mutant.run, exec_);
-                if (!reason.empty()) {
-                    skip(count, reason);
-                    continue;
-                }
-                CheckResult result;
-                try {
-                    result = prepared.check(mutant.run, exec_, {.shared = &shared});
-                } catch (const DeviceError& error) {
-                    fail(count, c, "mutant '" + mutant.name + "'", error.what());
-                    check_alive();
-                    continue;
-                }
-                (void)guarded_.damaged();
-                if (result.passed) {
-                    fail(count, c, "mutants", "a mutant lives: " + mutant.name);
-                } else {
-                    ++count.passed;
-                }
-            }
-            end();
-        }
-        std::pmr::set_default_resource(nullptr);
-        return counts_;
-    }
-
-  private:
-    // A case may crash the process: what came before it is told at once, and the parent goes on behind it.
-    bool begin(int index, const Case& c) {
-        if (index < options_.from) return false;
-        set_current(op_.name + "/" + c.name);
-        if (!options_.child.empty()) std::printf("CASE\t%d\n", index);
-        std::fflush(stdout);
-        return true;
-    }
-    void end() {
-        if (options_.child.empty()) return;
-        print_counts(counts_);
-        counts_.clear();
-    }
-    // After an error that the card keeps, only a new process helps.
-    void check_alive() {
-        try {
-            synchronize(exec_);
-            const Scratch word("alive", 4, {.device = &device_, .stream = stream_, .pool = arena_.get()});
-            fill_bytes(word.as<void>(), 0, 4, exec_);
-            synchronize(exec_);
-        } catch (const DeviceError&) {
-            print_counts(counts_);
-            std::printf("the card gives only errors from here on\n");
-            std::fflush(stdout);
-            std::_Exit(3);
-        }
-    }
-
-    void fail(Count& count, const Case& c, const std::string& variant, const std::string& message) {
-        ++count.failed;
-        std::printf("FAILED %s/%s with %s: %s\n", op_.name.c_str(), c.name.c_str(), variant.c_str(),
-                    message.c_str());
-        std::fflush(stdout);
-    }
-    void skip(Count& count, const std::string& reason) {
-        ++count.skipped;
-        ++count.reasons[reason.substr(0, reason.find('\n'))];
-    }
-
-    void run_one(const Case& c, PreparedCase& prepared, const std::string& variant,
-                 const ForcedVariants* forced) {
-        Count& count = counts_[variant];
-        ++count.cases;
-        Exec exec = exec_;
-        exec.forced = forced;
-        const std::string reason = prepared.why_not(c.run, exec);
-        if (!reason.empty()) return skip(count, reason);
-        set_current(op_.name + "/" + c.name + " with " + variant);
-        try {
-            const std::string wrong = wrong_of(c, prepared, exec, forced != nullptr);
-            if (wrong.empty()) {
-                ++count.passed;
-            } else {
-                fail(count, c, variant, wrong);
-            }
-        } catch (const Error& error) {
-            fail(count, c, variant, error.what());
-            check_alive();
-        }
-    }
-
-    // What is wrong with the case under `exec`; "" for nothing. `thorough`: a second run and a graph.
-    std::string wrong_of(const Case& c, PreparedCase& prepared, const Exec& exec, bool thorough) {
-        const CheckResult first = prepared.check(c.run, exec, {.bare = options_.bare});
-        if (!first.passed) return first.message;
-        if (const std::string scratch = guarded_.damaged(); !scratch.empty()) {
-            return "something was written around the scratch '" + scratch + "'";
-        }
-        if (options_.bare || !thorough) return {};
-        const CheckResult again = prepared.check(c.run, exec);
-        if (!again.passed) return "in a second run: " + again.message;
-        if (again.bits != first.bits) return "a second run gives other bits";
-        // Scratch straight from the arena: guards can't be looked at while the work is captured.
-        Exec plain = exec;
-        plain.pool = arena_.get();
-        try {
-            const CheckResult replayed = prepared.check(c.run, plain, {.as_graph = true});
-            if (!replayed.passed) return "from a graph: " + replayed.message;
-            if (replayed.bits != first.bits) return "a graph gives other bits";
-        } catch (const DeviceError& error) {
-            return std::string("from a graph: ") + error.what();
-        }
-        if (guarded_.live() != 0) return "scratch was not given back";
-        return {};
-    }
-
-    OpInfo op_;
-    const Options& options_;
-    Device device_;
-    OwnedStream stream_;
-    std::unique_ptr<Arena> arena_;
-    moebius::gpu_tests::GuardedPool guarded_;
-    moebius::gpu_tests::SeparatePool separate_;
-    ThreadPool threads_;
-    Exec exec_;
-    Counts counts_;
-};
-
 // ---- A process an op: the child writes its counts as lines after each case, the parent adds them up.
 
 int run_child(const OpInfo& op, const Options& options) {
-    for (const int crash : {SIGABRT, SIGSEGV, SIGBUS}) signal(crash, crashed);
-    tells_parent = true;
+    tell_parent();
     try {
         OpTest test(op, options);
         print_counts(options.child == "mutants" ? test.run_mutants()
