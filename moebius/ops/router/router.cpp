@@ -1,12 +1,29 @@
 #include "moebius/ops/router/router.h"
 
+#include <fmt/format.h>
+
 #include "moebius/ops/router/cpu.h"
+#include "moebius/ops/router/cuda.h"
 
 namespace moebius::ops {
 namespace {
 
-constexpr Variant<RouterArgs> kRouter[] = {{"cpu", DeviceKind::Cpu, 0, 0, always<RouterArgs>, cpu::router}};
+template <class Args>
+std::string why_not_cuda(const Args& args, const Exec&) {
+    const int64_t experts = args.logits.size(1), topk = args.options.topk;
+    if (experts > cuda::kMostExperts)
+        return fmt::format("takes up to {} experts, not {}", cuda::kMostExperts, experts);
+    if (topk > cuda::kMostTopk)
+        return fmt::format("takes up to {} experts a token, not {}", cuda::kMostTopk, topk);
+    return {};
+}
+
+constexpr Variant<RouterArgs> kRouter[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, why_not_cuda<RouterArgs>, MOEBIUS_CUDA(cuda::router)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<RouterArgs>, cpu::router}};
 constexpr Variant<RouterBackwardArgs> kRouterBackward[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, why_not_cuda<RouterBackwardArgs>,
+     MOEBIUS_CUDA(cuda::router_backward)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<RouterBackwardArgs>, cpu::router_backward}};
 
 bool is(const View& view, DType dtype, const Shape& shape) {
