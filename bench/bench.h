@@ -60,6 +60,7 @@ class ReferenceProduct {
 
 int run_ops(Options options);
 int run_step(Options options);
+int run_train(Options options);
 int run_fasta(Options options);
 
 }  // namespace moebius::bench

@@ -14,12 +14,18 @@ constexpr const char* kHelp =
     "moebius_bench step [--mode=loop|grouped_linear|fused_grouped_mlp] [--dtype=fp32|bf16] [--threads=N]\n"
     "                   [--rows=8] [--length=1024] [--tokens=FILE of int32]\n"
     "    reads lines from standard input: step, sgemm, quit; answers each with seconds\n"
+    "moebius_bench train [--config=bench_8x7b_layers] [--rows=2] [--length=8192] [--warm=5] [--steps=20]\n"
+    "                    [KEY=VALUE…]\n"
+    "        steps of a configuration on random tokens, queued without waiting: their times, the host's time "
+    "to\n"
+    "        queue one, memory by owner, the variants taken\n"
     "moebius_bench fasta FILE [--runs=N]\n"
     "    seconds of reading FILE: parsed, and parsed and held as tokens\n";
 
 int dispatch(const std::string& command, moebius::bench::Options options) {
     if (command == "ops") return moebius::bench::run_ops(std::move(options));
     if (command == "step") return moebius::bench::run_step(std::move(options));
+    if (command == "train") return moebius::bench::run_train(std::move(options));
     if (command == "fasta") return moebius::bench::run_fasta(std::move(options));
     throw moebius::Error("no command '" + command + "'\n" + kHelp);
 }

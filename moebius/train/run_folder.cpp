@@ -70,6 +70,16 @@ std::string run_json(const RunRecord& record) {
            "\n";
 }
 
+std::string kernels_json(const VariantLog& log) {
+    Json rows = Json::array();
+    for (const VariantLog::Entry& entry : log.entries()) {
+        Json row{{"op", entry.op}, {"variant", entry.chosen}, {"calls", entry.calls}};
+        if (!entry.passed_over.empty()) row["passed_over"] = entry.passed_over;
+        rows.push_back(std::move(row));
+    }
+    return rows.dump(2) + "\n";
+}
+
 void make_run_folder(const std::filesystem::path& folder) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);

@@ -8,6 +8,7 @@
 #include "moebius/config/schema.h"
 #include "moebius/data/inputs.h"
 #include "moebius/runtime/device.h"
+#include "moebius/runtime/exec.h"
 
 namespace moebius::train {
 
@@ -26,6 +27,8 @@ struct RunRecord {
 std::vector<std::string> library_versions();
 
 std::string run_json(const RunRecord& record);
+// Each op's variant with its calls a step, and why not the variants before it in the op's table.
+std::string kernels_json(const VariantLog& log);
 
 // Makes the folder; throws Error naming path and key where it cannot be written.
 void make_run_folder(const std::filesystem::path& folder);

@@ -284,6 +284,7 @@ void Step::run_or_replay(int64_t update_number) {
     const auto run_work = [&] {
         nn::Run run = run_;
         run.step = update_number;
+        if (queued_ == 0) run.exec.log = &variants_;
         work(*buffers_, run);
     };
     // The first step runs eagerly: libraries make their plans, the arena learns what a step takes.

@@ -76,6 +76,9 @@ class Step {
     StepResult run(const data::StepBatch& batch, int64_t update, double learning_rate);
     StepPlan plan();
     const nn::Run& base_run() const { return run_; }
+    // The variants that the first step took, and why not those above them; empty before it.
+    const VariantLog& variants() const { return variants_; }
+    int64_t graph_nodes() const { return graph_.nodes(); }  // 0 without a graph
 
   private:
     struct Buffers;
@@ -92,6 +95,7 @@ class Step {
     std::shared_ptr<Buffers> buffers_;
     std::vector<std::shared_ptr<Slot>> slots_;  // kInFlight of them, taken in turns
     Graph graph_;
+    VariantLog variants_;
     int64_t queued_ = 0, finished_ = 0;
     int64_t saved_bytes_ = 0;
 };

@@ -53,6 +53,7 @@ class Trainer {
     void fill_model();
     StepPlan make_step();
     void note_fusion() const;
+    void note_graph(bool used) const;
     void choose_steps(double flops_per_step);
     std::vector<StateEntry> entries();
     void loop();
@@ -249,6 +250,7 @@ StepPlan Trainer::make_step() {
         c_.dtype, c_.grad_acc_steps, loader_->shape().capacity, plan.cost.flops / 1e9,
         static_cast<double>(plan.bytes) / kMiB, static_cast<double>(plan.saved_bytes) / kMiB));
     note_fusion();
+    if (machine_.on_gpu()) note_graph(options.cuda_graph);
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
     return plan;
@@ -266,6 +268,13 @@ void Trainer::note_fusion() const {
             "warning: expert_ffn_mode = fused_grouped_mlp runs unfused: {}",
             lost == report.end() || lost->reason.empty() ? "fusion = " + c_.fusion : lost->reason));
     }
+}
+
+void Trainer::note_graph(bool used) const {
+    const std::string reason = why_no_cuda_graph(model_.options());
+    note(used ? "steps run as one CUDA graph from the second on"
+              : fmt::format("steps run without a CUDA graph: {}",
+                            c_.cuda_graph == "off" ? "cuda_graph = off" : reason));
 }
 
 void Trainer::choose_steps(double flops_per_step) {
@@ -320,7 +329,9 @@ void Trainer::queue_step(int64_t update) {
                   .labels = batch->labels,
                   .position = loader_->position()};
     for (const data::MicroBatch& micro : batch->micro) step.micro.push_back({.origins = micro.origins});
+    const bool first = step_->variants().entries().empty();
     step_->enqueue(*batch, update, schedule_.rate(update));
+    if (first) write_file(run_dir_ / "kernels.json", kernels_json(step_->variants()));
     in_flight_.push_back(std::move(step));
 }
 
