@@ -38,6 +38,7 @@ std::string why_not(const GroupedGemmArgs& args, const Exec&) {
         return "has " + std::to_string(args.split_sizes.size(0)) + " experts, more than " +
                std::to_string(kMostExperts);
     }
+    if (args.kind != GemmKind::Wgrad && args.a.size(1) == 0) return "a has no columns";
     for (const auto& [view, name] : {std::pair{&args.a, "a"}, {&args.b, "b"}, {&args.out, "out"}}) {
         const int64_t columns = view->size(view->rank() - 1);
         if (columns % 8 != 0)

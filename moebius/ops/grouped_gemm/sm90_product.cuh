@@ -34,7 +34,8 @@ inline constexpr int kTileRows = 128, kTileColumns = 256, kTileDepth = 64, kStag
 inline constexpr int kGroupRows = 64;  // of a warpgroup
 inline constexpr int kGroups = 2;
 inline constexpr int kThreads = (1 + kGroups) * 128;
-inline constexpr int kLead = 2;  // stages, < kStages
+inline constexpr int kLead = 2;  // stages
+static_assert(kLead >= 2 && kLead < kStages);
 
 inline constexpr uint32_t kRowBytes = kTileDepth * 2;  // of 64 bf16: the width of every box
 inline constexpr uint32_t kABytes = kTileRows * kRowBytes, kBBytes = kTileColumns * kRowBytes;
@@ -160,8 +161,9 @@ template <class T>
 __device__ __forceinline__ int depth_of(const ProductArgs& args, const TileUnit& unit) {
     return T::kReduceRows ? unit.row_end - unit.row_begin : args.depth;
 }
+// At least one: an empty expert's gradients are the product of a stage of zeros.
 __device__ __forceinline__ int stages_of(int depth) {
-    return (depth + kTileDepth - 1) / kTileDepth;
+    return depth > kTileDepth ? (depth + kTileDepth - 1) / kTileDepth : 1;
 }
 
 // Row ends of the experts, by one warp: a lane sums a run of experts, the warp scans the sums.
@@ -313,10 +315,11 @@ __device__ __forceinline__ void release(const Shared& shared, uint32_t stage, in
     }
 }
 
-// sums += the stage's product.
-template <class T>
+// sums = the stage's product, or that added. The first is known to the compiler: nothing of the tile before
+// is kept in registers while that is stored.
+template <class T, bool kAdd>
 __device__ __forceinline__ void multiply_stage(float (&sums)[128], const Shared& shared, uint32_t stage,
-                                               int group, bool add) {
+                                               int group) {
     const uint32_t a =
         shared.a(stage) + static_cast<uint32_t>(group) * kBoxBytes;  // 64 rows, or the group's box
     uint64_t descriptor_a =
@@ -326,7 +329,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[128], const Shared&
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileDepth; k += 16) {
-        ptx::wgmma_64x256x16<T::kAMnMajor, T::kBMnMajor>(sums, descriptor_a, descriptor_b, add || k > 0);
+        ptx::wgmma_64x256x16<T::kAMnMajor, T::kBMnMajor>(sums, descriptor_a, descriptor_b, kAdd || k > 0);
         descriptor_a = ptx::advance(descriptor_a, T::kAMnMajor ? 16 * kRowBytes : 32);
         descriptor_b = ptx::advance(descriptor_b, T::kBMnMajor ? 16 * kRowBytes : 32);
     }
@@ -350,14 +353,13 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
     place.staging = shared.staging(group);
     RingPosition ring;
     bool first_tile = true;
-    float sums[128];
     for (TileUnit unit; walk.next(unit);) {
         const int stages = __shfl_sync(~0u, stages_of(depth_of<T>(args, unit)), 0);
         place.expert = unit.expert;
         place.row = blocks.row(unit) + group * kGroupRows + (T::kReduceRows ? 0 : unit.row_begin);
         place.row_end = T::kReduceRows ? Epilogue::rows(epilogue) : unit.row_end;
         place.column = blocks.column(unit);
-        place.empty = stages == 0;
+        place.empty = T::kReduceRows && unit.row_begin == unit.row_end;
         const bool exists = __shfl_sync(~0u, static_cast<int>(place.row < place.row_end), 0) != 0;
         // Partner: the first group, kLead stages into its first tile; the second group begins there.
         if (first_tile && group == 1) ptx::named_barrier_wait(kLeadBarrier, kGroups * 128);
@@ -371,23 +373,23 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
             }
             continue;
         }
-        uint32_t last = 0;
-        for (int i = 0; i < stages; ++i, ring.advance()) {
+        float sums[128];
+        ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: TMA, or zero_tails
+        multiply_stage<T, false>(sums, shared, ring.stage, group);
+        uint32_t last = ring.stage;
+        ring.advance();
+        for (int i = 1; i < stages; ++i, ring.advance()) {
             ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: TMA, or zero_tails
-            multiply_stage<T>(sums, shared, ring.stage, group, i > 0);
+            multiply_stage<T, true>(sums, shared, ring.stage, group);
             ptx::wgmma_wait<1>();  // the products of the stage before are done
-            if (i > 0) release<T>(shared, last, place.lane);
+            release<T>(shared, last, place.lane);
             last = ring.stage;
             if (leads && i + 1 == kLead) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(sums);
         if (leads && stages < kLead) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
-        if (stages > 0) release<T>(shared, last, place.lane);
-        if (place.empty) {
-#pragma unroll
-            for (float& sum : sums) sum = 0;
-        }
+        release<T>(shared, last, place.lane);
         Epilogue::run(epilogue, sums, place);
     }
     if (place.thread == 0) ptx::tma_wait_read<0>();

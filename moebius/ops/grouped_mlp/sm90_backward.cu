@@ -47,9 +47,8 @@ struct StoreGluBackward {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const bool exists = row < place.row_end && column + 8 * i < args.activation.columns;
-                gate[2 * i + half] = exists ? *reinterpret_cast<const uint32_t*>(from + 8 * i) : 0;
-                up[2 * i + half] =
-                    exists ? *reinterpret_cast<const uint32_t*>(from + args.activation.columns + 8 * i) : 0;
+                gate[2 * i + half] = ptx::load_global_if(exists, from + 8 * i);
+                up[2 * i + half] = ptx::load_global_if(exists, from + args.activation.columns + 8 * i);
             }
         }
     }
@@ -63,16 +62,22 @@ struct StoreGluBackward {
                 scale[half] = args.scales[first_row + 8 * half];
         }
         constexpr int kBlocks = kTileColumns / 64;
+        StagedBlock rounded[kBlocks];  // as the unfused chain stores it; and half the registers
         StagedBlock gate, up;
         load(args, gate, up, place.column, place);
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+            round_block(rounded[block], sums, block);
+            ptx::hold(rounded[block]);  // rounded now, not where it is used
+        }
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const int column = place.column + 64 * block;
             if (column >= args.activation.columns) break;
             StagedBlock next_gate, next_up;
             if (block + 1 < kBlocks) load(args, next_gate, next_up, column + 64, place);
-            StagedBlock dy, activation;
-            round_block(dy, sums, block);  // where the unfused chain stores it
+            const StagedBlock& dy = rounded[block];
+            StagedBlock activation;
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
                 const auto backward = [&](float g, float u, float upstream) {

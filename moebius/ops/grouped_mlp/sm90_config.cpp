@@ -14,7 +14,7 @@ std::string why_not(const GluOptions& options, const View& rows, const View& wei
     if (weight.size(0) > kMostExperts)
         return "has " + std::to_string(weight.size(0)) + " experts, more than " +
                std::to_string(kMostExperts);
-    if (rows.size(1) % 8 != 0)
+    if (rows.size(1) == 0 || rows.size(1) % 8 != 0)
         return "hidden size " + std::to_string(rows.size(1)) + " is not a multiple of 8";
     if (intermediate % 8 != 0)
         return "intermediate size " + std::to_string(intermediate) + " is not a multiple of 8";
