@@ -40,12 +40,14 @@ struct InputLayout {
     }
 };
 
-// What a step leaves for the host, elements of 4 bytes.
+// What a step leaves for the host, elements of 4 bytes; each part is aligned as memory of its own would be.
 struct OutputLayout {
     int64_t loss_sum, norm, bad, aux_loss, z_loss, layer_aux_loss, counts, elements = 0;
 
     OutputLayout(int64_t micro_batches, int64_t layers, int64_t experts) {
-        const auto take = [&](int64_t count) { return std::exchange(elements, elements + count); };
+        const auto take = [&](int64_t count) {
+            return std::exchange(elements, elements + round_up(count, kAlign / bytes_of(DType::F32, 1)));
+        };
         loss_sum = take(1);
         norm = take(1);
         bad = take(1);
