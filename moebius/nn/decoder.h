@@ -63,7 +63,8 @@ class Decoder {
     // The auxiliary losses and their gradients, from the statistics as they are: forward calls it when it
     // counts.
     void auxiliary_losses(const DecoderOutputs& outputs, Run& run);
-    // Buffers' updates at the end of a step, from `counts` (L, E) f32 of the whole step; none after a bad one.
+    // Buffers' updates at the end of a step, from `counts` (L, E) f32 of the whole step; none after a bad
+    // one.
     void end_step(const View& counts, Run& run);
 
     std::vector<StateEntry> buffers() const;
