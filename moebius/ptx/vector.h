@@ -129,6 +129,24 @@ __device__ inline void store_some(T* to, long long left, const float (&value)[N]
     }
 }
 
+// With kWhole all N are known to be there: no branch stands between loads.
+template <bool kWhole, int N, class T>
+__device__ inline void load_part(const T* from, long long left, float (&value)[N]) {
+    if constexpr (kWhole) {
+        load_floats<N>(from, value);
+    } else {
+        load_some<N>(from, left, value);
+    }
+}
+template <bool kWhole, int N, class T>
+__device__ inline void store_part(T* to, long long left, const float (&value)[N]) {
+    if constexpr (kWhole) {
+        store_floats<N>(to, value);
+    } else {
+        store_some<N>(to, left, value);
+    }
+}
+
 template <class T>
 __device__ inline float load_float(const T* from) {
     float value[1];

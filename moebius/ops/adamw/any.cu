@@ -54,25 +54,24 @@ struct Range {
     int64_t count;
 };
 
-// Four elements an access, whatever their type: 16 bytes of fp32, 8 of bf16, neighbours in a warp side by
-// side.
-template <int N, class G, class M, class V>
-__global__ void __launch_bounds__(kThreads) adamw_any(const Range<G, M, V> r, const Factors* factors) {
-    const Factors f = *factors;
-    if (f.skip) return;
+// The block's share from `base` on, all of it there with kWhole. Four elements an access, whatever their
+// type: 16 bytes of fp32, 8 of bf16, neighbours in a warp side by side.
+template <bool kWhole, int N, class G, class M, class V>
+__device__ void update(const Range<G, M, V>& r, const Factors& f, int64_t base) {
     float grad[kLoads][N], m[kLoads][N], v[kLoads][N], master[kLoads][N];
-    const int64_t base = (int64_t{blockIdx.x} * kLoads * kThreads + threadIdx.x) * N;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-        const int64_t first = base + i * kThreads * N, left = r.count - first;
-        ptx::load_some<N>(r.grad + first, left, grad[i]);
-        ptx::load_some<N>(r.m + first, left, m[i]);
-        ptx::load_some<N>(r.v + first, left, v[i]);
-        ptx::load_some<N>(r.master + first, left, master[i]);
+        const int64_t first = base + (i * kThreads + static_cast<int>(threadIdx.x)) * N,
+                      left = r.count - first;
+        ptx::load_part<kWhole, N>(r.grad + first, left, grad[i]);
+        ptx::load_part<kWhole, N>(r.m + first, left, m[i]);
+        ptx::load_part<kWhole, N>(r.v + first, left, v[i]);
+        ptx::load_part<kWhole, N>(r.master + first, left, master[i]);
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-        const int64_t first = base + i * kThreads * N, left = r.count - first;
+        const int64_t first = base + (i * kThreads + static_cast<int>(threadIdx.x)) * N,
+                      left = r.count - first;
 #pragma unroll
         for (int j = 0; j < N; ++j) {
             const float g = grad[i][j] * f.clip, p = master[i][j];
@@ -81,10 +80,23 @@ __global__ void __launch_bounds__(kThreads) adamw_any(const Range<G, M, V> r, co
             const float step = (m[i][j] * f.correct1) / (sqrtf(v[i][j] * f.correct2) + f.eps);
             master[i][j] = p - (step + p * f.weight_decay) * f.learning_rate;
         }
-        ptx::store_some<N>(r.m + first, left, m[i]);
-        ptx::store_some<N>(r.v + first, left, v[i]);
-        ptx::store_some<N>(r.master + first, left, master[i]);
-        if (r.weights != nullptr) ptx::store_some<N>(r.weights + first, left, master[i]);
+        ptx::store_part<kWhole, N>(r.m + first, left, m[i]);
+        ptx::store_part<kWhole, N>(r.v + first, left, v[i]);
+        ptx::store_part<kWhole, N>(r.master + first, left, master[i]);
+        if (r.weights != nullptr) ptx::store_part<kWhole, N>(r.weights + first, left, master[i]);
+    }
+}
+
+template <int N, class G, class M, class V>
+__global__ void __launch_bounds__(kThreads) adamw_any(const Range<G, M, V> r, const Factors* factors) {
+    const Factors f = *factors;
+    if (f.skip) return;
+    constexpr int64_t kShare = kThreads * kLoads * N;
+    const int64_t base = blockIdx.x * kShare;
+    if (base + kShare <= r.count) {
+        update<true, N>(r, f, base);
+    } else {
+        update<false, N>(r, f, base);
     }
 }
 

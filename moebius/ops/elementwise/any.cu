@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "moebius/base/philox.h"
 #include "moebius/ops/device_types.cuh"
@@ -14,38 +15,58 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLoads = 4;  // vectors a thread has in flight
 
-// The first element of this thread's vector `i`: neighbours in a warp read neighbouring vectors.
+// Calls f(whether the block's share is all there, its first element).
+template <int N, class F>
+__device__ void with_share(int64_t count, F&& f) {
+    constexpr int64_t kShare = kThreads * kLoads * N;
+    const int64_t base = blockIdx.x * kShare;
+    if (base + kShare <= count) return f(std::true_type{}, base);
+    f(std::false_type{}, base);
+}
+
+// The first element of this thread's vector `i` of a share: neighbours in a warp read neighbouring vectors.
 template <int N>
-__device__ int64_t first_element(int i) {
-    return ((int64_t{blockIdx.x} * kLoads + i) * kThreads + threadIdx.x) * N;
+__device__ int64_t first_element(int64_t base, int i) {
+    return base + (i * kThreads + static_cast<int>(threadIdx.x)) * N;
 }
 
 template <int N, class From, class To>
 __global__ void __launch_bounds__(kThreads) convert_any(const From* x, To* out, int64_t count) {
-    float value[kLoads][N];
+    with_share<N>(count, [&](auto whole, int64_t base) {
+        constexpr bool kWhole = decltype(whole)::value;
+        float value[kLoads][N];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i)
-        ptx::load_some<N>(x + first_element<N>(i), count - first_element<N>(i), value[i]);
+        for (int i = 0; i < kLoads; ++i) {
+            const int64_t first = first_element<N>(base, i);
+            ptx::load_part<kWhole, N>(x + first, count - first, value[i]);
+        }
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i)
-        ptx::store_some<N>(out + first_element<N>(i), count - first_element<N>(i), value[i]);
+        for (int i = 0; i < kLoads; ++i) {
+            const int64_t first = first_element<N>(base, i);
+            ptx::store_part<kWhole, N>(out + first, count - first, value[i]);
+        }
+    });
 }
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads) add_any(const T* x, const T* y, T* out, int64_t count) {
-    float a[kLoads][N], b[kLoads][N];
+    with_share<N>(count, [&](auto whole, int64_t base) {
+        constexpr bool kWhole = decltype(whole)::value;
+        float a[kLoads][N], b[kLoads][N];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-        const int64_t first = first_element<N>(i);
-        ptx::load_some<N>(x + first, count - first, a[i]);
-        ptx::load_some<N>(y + first, count - first, b[i]);
-    }
+        for (int i = 0; i < kLoads; ++i) {
+            const int64_t first = first_element<N>(base, i);
+            ptx::load_part<kWhole, N>(x + first, count - first, a[i]);
+            ptx::load_part<kWhole, N>(y + first, count - first, b[i]);
+        }
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+        for (int i = 0; i < kLoads; ++i) {
+            const int64_t first = first_element<N>(base, i);
 #pragma unroll
-        for (int j = 0; j < N; ++j) a[i][j] += b[i][j];
-        ptx::store_some<N>(out + first_element<N>(i), count - first_element<N>(i), a[i]);
-    }
+            for (int j = 0; j < N; ++j) a[i][j] += b[i][j];
+            ptx::store_part<kWhole, N>(out + first, count - first, a[i]);
+        }
+    });
 }
 
 // The factor in double without contraction: the same bits as on the CPU.

@@ -13,26 +13,34 @@ constexpr int kThreads = 256;
 constexpr int kLoads = 4;             // vectors a thread has in flight
 constexpr int64_t kMostParts = 4096;  // blocks; more elements make longer walks
 
+template <bool kWhole, int N, class T>
+__device__ void add_squares(const T* values, int64_t count, int64_t base, double (&total)[2]) {
+    float value[kLoads][N];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+        const int64_t first = base + (i * kThreads + static_cast<int>(threadIdx.x)) * N;
+        ptx::load_part<kWhole, N>(values + first, count - first, value[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const double x = value[i][j];
+            total[i % 2] += x * x;
+        }
+    }
+}
+
 // In fp64, where the square of every finite float is finite. A thread's walk depends on the count alone.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads) squares_any(const T* values, int64_t count, double* parts) {
-    constexpr int64_t kStep = kThreads * N;
+    constexpr int64_t kShare = kThreads * kLoads * N;
     double total[2] = {};
-    for (int64_t base = int64_t{blockIdx.x} * kLoads * kStep; base < count;
-         base += int64_t{gridDim.x} * kLoads * kStep) {
-        float value[kLoads][N];
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-            const int64_t first = base + i * kStep + threadIdx.x * N;
-            ptx::load_some<N>(values + first, count - first, value[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-#pragma unroll
-            for (int j = 0; j < N; ++j) {
-                const double x = value[i][j];
-                total[i % 2] += x * x;
-            }
+    for (int64_t base = blockIdx.x * kShare; base < count; base += gridDim.x * kShare) {
+        if (base + kShare <= count) {
+            add_squares<true, N>(values, count, base, total);
+        } else {
+            add_squares<false, N>(values, count, base, total);
         }
     }
     const double sum = ptx::block_sum<kThreads>(total[0] + total[1]);

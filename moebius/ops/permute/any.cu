@@ -24,12 +24,11 @@ struct Gather {
     float* dots;           // or null
 };
 
-// A block a row. Rows past the sum of the sizes: nothing is read or written.
+constexpr int kRowsEach = 4;  // a block's: what they are is read ahead
+
 template <int kThreads, int N, class T>
-__global__ void __launch_bounds__(kThreads) gather_rows_any(const Gather<T> a) {
-    const int64_t row = blockIdx.x;
-    if (row >= ptx::rows_in_use(a.sizes)) return;
-    const int64_t named = a.source[row], copy = named >= 0 && named < a.copies ? named : 0;
+__device__ void gather_row(const Gather<T>& a, int64_t row, int64_t named) {
+    const int64_t copy = named >= 0 && named < a.copies ? named : 0;
     const T* x = a.x.row(copy / a.topk);
     const T* other = a.dots != nullptr ? a.dot_with.row(row) : nullptr;
     T* out = a.out.row(row);
@@ -68,6 +67,22 @@ __global__ void __launch_bounds__(kThreads) gather_rows_any(const Gather<T> a) {
     if (a.dots == nullptr) return;
     dot = ptx::block_sum<kThreads>(dot);
     if (threadIdx.x == 0 && named == copy) a.dots[copy] = dot;
+}
+
+// A block takes kRowsEach rows. Of rows past the sum of the sizes nothing is read or written.
+template <int kThreads, int N, class T>
+__global__ void __launch_bounds__(kThreads) gather_rows_any(const Gather<T> a) {
+    const int64_t used = ptx::rows_in_use(a.sizes), first = int64_t{blockIdx.x} * kRowsEach;
+    const int rows = used - first < kRowsEach ? static_cast<int>(used - first) : kRowsEach;
+    int32_t named[kRowsEach];
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+        if (i < rows) named[i] = a.source[first + i];
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+        if (i < rows) gather_row<kThreads, N>(a, first + i, named[i]);
+    }
 }
 
 template <class T>
@@ -152,7 +167,7 @@ void gather_rows(const GatherRowsArgs& args, const Exec& exec) {
         const auto kernel = vectors  ? narrow ? gather_rows_any<32, N, T> : gather_rows_any<128, N, T>
                              : narrow ? gather_rows_any<32, 1, T>
                                      : gather_rows_any<128, 1, T>;
-        launch("gather_rows", kernel, {grid_for(rows, 1), narrow ? 32u : 128u}, exec, a);
+        launch("gather_rows", kernel, {grid_for(rows, kRowsEach), narrow ? 32u : 128u}, exec, a);
     });
 }
 
