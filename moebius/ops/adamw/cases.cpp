@@ -164,6 +164,11 @@ void adamw_cases(std::vector<Case>& cases) {
     cases.push_back(make_case({.count = 1 << 23, .grad = f32, .weights = true, .bench = true}));
     cases.push_back(
         make_case({.count = 1 << 23, .grad = bf16, .m = bf16, .v = bf16, .weights = true, .bench = true}));
+    for (const DType dtype : {f32, bf16}) {
+        cases.push_back(make_case(
+            {.count = 1 << 28, .grad = dtype, .m = dtype, .v = dtype, .weights = true, .bench = true}));
+        cases.back().large = true;
+    }
 }
 
 }  // namespace moebius::ops

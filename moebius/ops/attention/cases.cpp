@@ -365,6 +365,12 @@ void attention_cases(std::vector<Case>& cases) {
         cases.push_back(backward_case(dtype, "8x1024x4x64", sanity, "bench"));
         cases.back().bench = true;
     }
+    Sizes large{.lengths = {8192, 8192}, .heads = 32, .kv_heads = 8, .head_dim = 128};
+    for (const Case& c : {forward_case(DType::BF16, "2x8192x32x128", large, "bench"),
+                          backward_case(DType::BF16, "2x8192x32x128", large, "bench")}) {
+        cases.push_back(c);
+        cases.back().bench = cases.back().large = true;
+    }
     const Sizes packed{.lengths = {5, 0, 1, 12}, .padding = 2, .heads = 4, .kv_heads = 2, .head_dim = 6};
     cases.push_back(backward_case(DType::F32, "gradient.packed", packed, "gradient"));
     Sizes windowed = packed;

@@ -194,6 +194,13 @@ void cross_entropy_cases(std::vector<Case>& cases) {
                                        .vocabulary = vocabulary,
                                        .in_place = true,
                                        .bench = true}));
+            cases.push_back(make_case({.dtype = dtype,
+                                       .gradient_dtype = dtype,
+                                       .tokens = 16384,
+                                       .vocabulary = vocabulary,
+                                       .in_place = true,
+                                       .bench = true}));
+            cases.back().large = true;
         }
     }
 }

@@ -402,6 +402,25 @@ void add_rows_cases(std::vector<Case>& cases, DType dtype) {
     cases.push_back(combine_case({.routing = several, .dtype = dtype, .hidden = 64, .weighted = true}));
 }
 
+// 16,384 tokens, `topk` different experts each.
+void add_large_cases(std::vector<Case>& cases, int64_t topk, int64_t experts, int64_t hidden) {
+    const Philox random(5, "large routing");
+    const RoutingPtr r = make_routing("large", "bench", {16384, topk, experts}, [=](int64_t copy) {
+        const auto first = random.below(static_cast<uint64_t>(copy / topk), static_cast<uint64_t>(experts));
+        return (static_cast<int64_t>(first) + copy % topk * 5) % experts;
+    });
+    const DType dtype = DType::BF16;
+    const size_t first = cases.size();
+    cases.push_back(permutation_case(r));
+    cases.push_back(scalars_case(r, false));
+    cases.push_back(gather_case({.routing = r, .dtype = dtype, .hidden = hidden}));
+    cases.push_back(
+        gather_case({.routing = r, .dtype = dtype, .hidden = hidden, .weighted = true, .dots = true}));
+    cases.push_back(combine_case({.routing = r, .dtype = dtype, .hidden = hidden}));
+    cases.push_back(combine_case({.routing = r, .dtype = dtype, .hidden = hidden, .weighted = true}));
+    for (size_t i = first; i < cases.size(); ++i) cases[i].bench = cases[i].large = true;
+}
+
 void add_bench_cases(std::vector<Case>& cases) {
     const Philox random(5, "bench routing");
     const RoutingPtr r = make_routing("bench", "bench", {8192, 2, 4}, [=](int64_t copy) {
@@ -421,6 +440,8 @@ void add_bench_cases(std::vector<Case>& cases) {
         cases.push_back(combine_case({.routing = r, .dtype = dtype, .hidden = 256, .weighted = true}));
     }
     for (size_t i = first; i < cases.size(); ++i) cases[i].bench = true;
+    add_large_cases(cases, 2, 8, 4096);
+    add_large_cases(cases, 8, 64, 2048);
 }
 
 }  // namespace

@@ -302,6 +302,13 @@ void rms_norm_cases(std::vector<Case>& cases) {
                           .bench = true};
         cases.push_back(forward_case(bench));
         cases.push_back(backward_case(bench));
+        Setup large = bench;
+        large.tokens = 16384;
+        large.hidden = 4096;
+        for (const Case& c : {forward_case(large), backward_case(large)}) {
+            cases.push_back(c);
+            cases.back().large = true;
+        }
     }
     cases.push_back(gradient_case(6, 19));
 }

@@ -145,6 +145,9 @@ void rope_cases(std::vector<Case>& cases) {
         bench.bench = true;
         cases.push_back(bench);
     }
+    cases.push_back(rope_case(DType::BF16, "16384x32x128",
+                              {.tokens = 16384, .heads = 32, .head_dim = 128, .sequence = 8192}, "bench"));
+    cases.back().bench = cases.back().large = true;
     cases.push_back(backward_case());
 }
 

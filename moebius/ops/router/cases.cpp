@@ -491,6 +491,13 @@ void router_cases(std::vector<Case>& cases) {
     cases.back().bench = true;
     cases.push_back(backward_case(bench));
     cases.back().bench = true;
+    for (const auto& [experts, topk] : std::vector<std::pair<int64_t, int64_t>>{{8, 2}, {64, 8}}) {
+        const Problem large{"large", "bench", 16384, experts, {.topk = topk}};
+        for (Case& c : std::vector{router_case(large), backward_case(large)}) {
+            cases.push_back(c);
+            cases.back().bench = cases.back().large = true;
+        }
+    }
 }
 
 }  // namespace moebius::ops

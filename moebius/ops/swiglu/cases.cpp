@@ -305,6 +305,13 @@ void swiglu_cases(std::vector<Case>& cases) {
         cases.push_back(forward_case(bench));
         bench.activation = true;
         cases.push_back(backward_case(bench));
+        Setup large{.dtype = dtype, .rows = 32768, .intermediate = 14336, .bench = true};
+        if (dtype != DType::BF16) continue;
+        cases.push_back(forward_case(large));
+        cases.back().large = true;
+        large.activation = true;
+        cases.push_back(backward_case(large));
+        cases.back().large = true;
     }
 }
 
