@@ -53,6 +53,7 @@ LIBRARIES = {
     "nccl": ["comm"],
     "cublas": ["ops"],
     "cudnn": ["ops"],
+    "nvrtc": ["ops"],
     "cub/": ["ops"],
     "cutlass/": ["ops"],
     "cute/": ["ops"],
@@ -78,7 +79,7 @@ STANDARD = set(
     variant vector version
     cpuid.h dirent.h dlfcn.h errno.h fcntl.h fenv.h float.h glob.h immintrin.h limits.h linux/perf_event.h poll.h pthread.h
     pwd.h sanitizer/asan_interface.h sched.h signal.h stdint.h stdio.h stdlib.h string.h sys/file.h sys/ioctl.h sys/mman.h
-    sys/random.h
+    sys/auxv.h sys/random.h
     sys/resource.h sys/stat.h sys/statvfs.h sys/sysinfo.h sys/syscall.h sys/time.h sys/types.h sys/uio.h sys/utsname.h
     sys/wait.h termios.h time.h unistd.h x86intrin.h cxxabi.h execinfo.h
     """.split()
