@@ -1,9 +1,13 @@
 #include "moebius/train/resume.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "moebius/base/error.h"
 
@@ -41,7 +45,48 @@ void compare(const std::string& prefix, const Json& saved, const Json& now, cons
     }
 }
 
+// Dotted key -> value, of the block style that config::to_yaml writes (two spaces a level).
+std::map<std::string, std::string> flat_keys(const std::string& yaml) {
+    std::map<std::string, std::string> keys;
+    std::vector<std::string> path;
+    std::istringstream lines(yaml);
+    for (std::string line; std::getline(lines, line);) {
+        const size_t indent = line.find_first_not_of(' '), colon = line.find(':');
+        if (indent == std::string::npos || colon == std::string::npos || line[indent] == '#') continue;
+        path.resize(std::min(path.size(), indent / 2));
+        path.push_back(line.substr(indent, colon - indent));
+        const size_t value = line.find_first_not_of(' ', colon + 1);
+        if (value != std::string::npos) keys[fmt::format("{}", fmt::join(path, "."))] = line.substr(value);
+    }
+    return keys;
+}
+
+// Where a run writes, how it shows itself, on what it runs, and how long: of no effect on the steps behind
+// the resume, or meant to be changed.
+bool is_about_the_process(const std::string& key) {
+    static const std::set<std::string> kKeys = {
+        "num_train_steps",     "time_budget_minutes",    "device", "num_threads",
+        "cuda_graph",          "expert_ffn_mode",        "fusion", "activation_checkpointing",
+        "dataset.num_workers", "dataset.prefetch_factor"};
+    if (kKeys.count(key)) return true;
+    for (const char* group : {"checkpoint.", "logger.", "validation.", "profiler.", "kernels."})
+        if (key.starts_with(group)) return true;
+    return false;
+}
+
 }  // namespace
+
+std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml) {
+    const std::map<std::string, std::string> saved = flat_keys(saved_yaml), now = flat_keys(now_yaml);
+    std::vector<std::string> changed;
+    for (const auto& [key, value] : now) {
+        const auto before = saved.find(key);
+        const std::string old = before == saved.end() ? "(unset)" : before->second;
+        if (old != value && !is_about_the_process(key))
+            changed.push_back(fmt::format("{}: {} -> {}", key, old, value));
+    }
+    return changed;
+}
 
 std::string TrainerState::to_json() const {
     return Json{{"update", update},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "moebius/config/load.h"
 #include "moebius/config/model_config.h"
@@ -26,5 +27,9 @@ std::string router_keys(const config::TrainConfig& c);
 
 // Throws Error naming the first key that shapes the model and differs, and both values.
 void check_same_model(const TrainerState& saved, const TrainerState& now, const std::string& checkpoint);
+
+// "key: before -> now" of every other key that shapes the training and differs: what a resume takes as it is
+// now, and says. Both are texts of config::to_yaml.
+std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml);
 
 }  // namespace moebius::train

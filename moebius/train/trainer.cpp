@@ -211,6 +211,11 @@ bool Trainer::try_resume() {
     const std::vector<std::string> positions = found->rank_texts();
     position_ = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
     note(fmt::format("resumed from {} at step {}", where, update_));
+    const std::vector<std::string> changed = changed_settings(saved.config_yaml, config::to_yaml(c_));
+    if (!changed.empty()) {
+        note(fmt::format("warning: from here on with settings that the run did not have before: {}",
+                         fmt::join(changed, "; ")));
+    }
     return true;
 }
 
@@ -307,8 +312,20 @@ void Trainer::loop() {
     result_.last_step = update_;
     result_.complete = update_ == num_steps_;
     result_.stopped = !result_.complete;
-    if (result_.stopped || c_.checkpoint.save_final_model) save(true, update_, position_);
-    if (result_.complete && data_.held_out) validate(true);
+    const auto save_last = [&] {
+        if (result_.stopped || c_.checkpoint.save_final_model) save(true, update_, position_);
+    };
+    // The checkpoint comes last: a run that ends in between is not taken for complete, and its validation is
+    // made up for.
+    if (result_.complete && data_.held_out) {
+        try {
+            validate(true);
+        } catch (...) {
+            save_last();
+            throw;
+        }
+    }
+    save_last();
     store_->wait();
 }
 
@@ -361,17 +378,23 @@ void Trainer::take(const StepResult& result) {
 
 void Trainer::stop_on_bad_step(const StepResult& result) {
     // Nothing was updated, by this step or by one behind it: what is in memory is the state before it.
-    save(true, update_, position_);
+    std::string kept;
+    try {
+        save(true, update_, position_);
+        kept = "the state before this step is in " + result_.checkpoint;
+    } catch (const Error& error) {
+        kept = std::string("the state before this step could not be saved: ") + error.what();
+    }
     std::string origins;
     for (const data::MicroBatch& micro : in_flight_.front().micro) {
         origins += (origins.empty() ? "" : "; ") + data::describe_origins(*data_.dataset, micro);
     }
     throw Error(
         fmt::format("step {}: loss {}, gradient norm {}: not finite, so nothing was updated\n"
-                    "  batch: {}\n  the state before this step is in {}\n"
+                    "  batch: {}\n  {}\n"
                     "  a smaller adamw_kwargs.lr, a longer lr_scheduler_kwargs.num_warmup_steps or a smaller "
                     "clip_grad_norm may help",
-                    update_ + 1, result.loss, result.grad_norm, origins, result_.checkpoint));
+                    update_ + 1, result.loss, result.grad_norm, origins, kept));
 }
 
 void Trainer::report(const StepResult& result) {
