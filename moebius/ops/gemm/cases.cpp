@@ -30,10 +30,11 @@ void reference(H& h, GemmKind kind, const GemmShape& s, bool accumulate) {
     }
 }
 
-Case gemm_case(GemmKind kind, DType in, DType out, const GemmShape& s, bool accumulate) {
+Case gemm_case(GemmKind kind, DType in, DType out, const GemmShape& s, bool accumulate, DType in_b) {
     Case c;
     c.op = "gemm";
-    c.name = std::string(kind_name(kind)) + "." + std::string(name(in)) + "_" + std::string(name(out)) + "." +
+    c.name = std::string(kind_name(kind)) + "." + std::string(name(in)) +
+             (in_b != in ? "x" + std::string(name(in_b)) : "") + "_" + std::string(name(out)) + "." +
              std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k) +
              (accumulate ? ".add" : "") + (s.padding ? ".strided" : "");
     c.group = s.m == 1 || s.n == 1 || s.k == 1 ? "edge" : "basic";
@@ -43,7 +44,7 @@ Case gemm_case(GemmKind kind, DType in, DType out, const GemmShape& s, bool accu
     const Shape& b = kind == GemmKind::Wgrad ? x : w;
     const Shape& o = kind == GemmKind::Forward ? y : kind == GemmKind::Dgrad ? x : w;
     c.tensors = {{.name = "a", .shape = a, .dtype = in, .row_padding = s.padding},
-                 {.name = "b", .shape = b, .dtype = in, .row_padding = s.padding},
+                 {.name = "b", .shape = b, .dtype = in_b, .row_padding = s.padding},
                  {.name = "out",
                   .shape = o,
                   .dtype = out,
@@ -59,6 +60,10 @@ Case gemm_case(GemmKind kind, DType in, DType out, const GemmShape& s, bool accu
     };
     if (accumulate) c.mutants = {{"overwrites", [=](const Views& v, const Exec& exec) { run(v, exec, 0); }}};
     return c;
+}
+
+Case gemm_case(GemmKind kind, DType in, DType out, const GemmShape& s, bool accumulate) {
+    return gemm_case(kind, in, out, s, accumulate, in);
 }
 
 // The same case with the plain loops forced.
@@ -126,6 +131,14 @@ void gemm_cases(std::vector<Case>& cases) {
         // Mixed types, as the gradient of a weight and the router's logits have them.
         cases.push_back(gemm_case(kind, DType::BF16, DType::F32, shapes[4], true));
         cases.push_back(gemm_case(kind, DType::F32, DType::BF16, shapes[5], false));
+        // The gradient of fp32 logits beside bf16 weights and activations.
+        for (const GemmShape& s :
+             {GemmShape{1, 17, 33}, {77, 65, 31}, {130, 40, 304}, {61, 129, 261, 5}, {96, 8, 64}}) {
+            for (const DType out : {DType::F32, DType::BF16}) {
+                cases.push_back(with_mutants(gemm_case(kind, DType::F32, out, s, false, DType::BF16), kind));
+            }
+            cases.push_back(gemm_case(kind, DType::F32, DType::F32, s, true, DType::BF16));
+        }
         cases.push_back(naive_case(gemm_case(kind, DType::F32, DType::F32, shapes[6], true)));
         cases.push_back(naive_case(gemm_case(kind, DType::BF16, DType::BF16, shapes[4], false)));
     }

@@ -12,6 +12,9 @@ inline constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 // "" if the library runs these arguments here; else why not: it is not installed, or it has no algorithm.
 std::string unavailable(const GemmArgs& args, const Exec& exec);
 void gemm(const GemmArgs& args, const Exec& exec);
+// The same for an fp32 `a` and a bf16 `b`, `a` in three parts.
+std::string split_unavailable(const GemmArgs& args, const Exec& exec);
+void gemm_split(const GemmArgs& args, const Exec& exec);
 // The algorithm that gemm takes, in words; launches nothing.
 std::string choice(const GemmArgs& args, const Exec& exec);
 

@@ -24,8 +24,20 @@ std::string not_for_cublaslt(const GemmArgs& a, const Exec& exec) {
     return exec.dry ? std::string() : cublaslt::unavailable(a, exec);
 }
 
+std::string not_for_split(const GemmArgs& a, const Exec& exec) {
+    if (a.a.dtype != DType::F32 || a.b.dtype != DType::BF16) {
+        return fmt::format("splits an f32 a beside a bf16 b, not {} and {}", name(a.a.dtype),
+                           name(a.b.dtype));
+    }
+    if (a.out.dtype != DType::F32 && (a.beta != 0 || !a.out.contiguous())) {
+        return "writes dense bf16 only, and adds to none";
+    }
+    return exec.dry ? std::string() : cublaslt::split_unavailable(a, exec);
+}
+
 constexpr Variant<GemmArgs> kVariants[] = {
     {"cublaslt", DeviceKind::Cuda, 80, 999, not_for_cublaslt, MOEBIUS_CUDA(cublaslt::gemm)},
+    {"cublaslt_split", DeviceKind::Cuda, 80, 999, not_for_split, MOEBIUS_CUDA(cublaslt::gemm_split)},
     {"cuda_any", DeviceKind::Cuda, 80, 999, always<GemmArgs>, MOEBIUS_CUDA(cuda::gemm)},
     {"cpu_packed", DeviceKind::Cpu, 0, 0, always<GemmArgs>, cpu::gemm_packed},
     {"cpu_naive", DeviceKind::Cpu, 0, 0, always<GemmArgs>, cpu::gemm_naive},

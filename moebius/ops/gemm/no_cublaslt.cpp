@@ -7,6 +7,10 @@ std::string unavailable(const GemmArgs&, const Exec&) {
     return "is not in this build";
 }
 
+std::string split_unavailable(const GemmArgs&, const Exec&) {
+    return "is not in this build";
+}
+
 std::string choice(const GemmArgs&, const Exec&) {
     return "cuBLASLt is not in this build";
 }
