@@ -6,6 +6,7 @@
 #include "bench/bench.h"
 #include "moebius/base/error.h"
 #include "moebius/base/philox.h"
+#include "moebius/base/version.h"
 #include "moebius/comm/registry.h"
 #include "moebius/train/machine.h"
 #include "moebius/train/resolve.h"
@@ -149,7 +150,11 @@ int run_train(Options options) {
     const RandomBatch batch(c.grad_acc_steps, rows, length, model.options().vocab);
     const Measured m = measure(step, batch.step, c.adamw_kwargs.lr, warm, steps);
     const auto tokens = static_cast<double>(batch.step.tokens);
+    const CudaDevices devices = visible_cuda_devices();
     print({{"device", machine.line()},
+           {"commit", build_info().commit},
+           {"dirty", build_info().dirty},
+           {"toolkit", "CUDA " + train::cuda_version_text(devices.runtime_version)},
            {"config", name},
            {"overrides", options.rest()},
            {"dtype", c.dtype},
@@ -162,6 +167,7 @@ int run_train(Options options) {
            {"step_seconds", spread(m.step)},
            {"enqueue_seconds", spread(m.enqueue)},
            {"samples", m.step},
+           {"enqueue_samples", m.enqueue},
            {"graph_nodes", step.graph_nodes()},
            {"fill_seconds", filled},
            {"first_loss", m.first_loss},

@@ -21,13 +21,14 @@ using namespace moebius::ops;
 namespace {
 
 constexpr const char* kHelp =
-    "moebius_kernel_bench [FILTER] [--variant NAME] [--all-variants] [--small] [--runs N] [--check FLOPS] "
-    "[--json FILE] [--list]\n"
+    "moebius_kernel_bench [FILTER] [--variant NAME] [--all-variants] [--small] [--runs N] [--warm S] "
+    "[--check FLOPS] [--json FILE] [--list]\n"
     "  FILTER          cases whose \"op/name\" contains it\n"
     "  --variant NAME  through this variant of the case's op\n"
     "  --all-variants  through each CUDA variant that takes the case\n"
     "  --small         also the cases of the CPU's benchmark\n"
     "  --runs N        runs that count (default 20)\n"
+    "  --warm S        each case runs S seconds before those (default 0)\n"
     "  --check FLOPS   cases up to so many operations are compared with their reference first (default "
     "2e9)\n";
 
@@ -35,7 +36,7 @@ struct Options {
     std::string filter, variant, json;
     bool all_variants = false, small = false, list = false;
     int runs = 20;
-    double check = 2e9;
+    double check = 2e9, warm = 0;
 };
 
 Options parse(int argc, char** argv) {
@@ -56,6 +57,8 @@ Options parse(int argc, char** argv) {
             options.list = true;
         } else if (word == "--runs") {
             options.runs = std::max(1, std::atoi(value(i).c_str()));
+        } else if (word == "--warm") {
+            options.warm = std::atof(value(i).c_str());
         } else if (word == "--check") {
             options.check = std::atof(value(i).c_str());
         } else if (word == "--json") {
@@ -83,6 +86,8 @@ class Bench {
             if (json_ == nullptr) throw Error(options.json + ": can't be written");
         }
         const CudaDevices devices = visible_cuda_devices();
+        toolkit_ =
+            fmt::format("CUDA {}.{}", devices.runtime_version / 1000, devices.runtime_version % 1000 / 10);
         fmt::print("{} (compute capability {}, {} SMs), driver for CUDA {}.{}, moebius {}\n",
                    device_.description(), device_.cc(), device_.sm_count(), devices.driver_version / 1000,
                    devices.driver_version % 1000 / 10, build_info().text);
@@ -135,23 +140,25 @@ class Bench {
             if (!result.passed) throw Error(fmt::format("{} by {}: {}", label, chosen, result.message));
             checked = "yes";
         }
-        const Timing timing = time_case(c, exec, options_.runs);
+        const Timing timing = time_case(c, exec, options_.runs, options_.warm);
         const double tflops = cost.flops / timing.median * 1e-12, gbs = cost.bytes / timing.median * 1e-9;
         fmt::print("{:<64} {:<14} {:>11.2f} {:>11.2f} {:>9.1f} {:>8.0f}  {}{}\n", label, chosen,
                    timing.median * 1e6, timing.least * 1e6, tflops, gbs, checked,
                    timing.no_graph.empty() ? "" : "; not in a graph: " + timing.no_graph);
         std::fflush(stdout);
         if (json_) {
-            fmt::print(
-                json_,
-                "{{\"case\": \"{}\", \"variant\": \"{}\", \"dtype\": \"{}\", \"card\": \"{}\", \"commit\": "
-                "\"{}\", "
-                "\"dirty\": {}, \"median_seconds\": {:.6e}, \"least_seconds\": {:.6e}, \"most_seconds\": "
-                "{:.6e}, "
-                "\"runs\": {}, \"flops\": {:.6e}, \"bytes\": {:.6e}, \"checked\": {}, \"graph\": {}}}\n",
-                label, chosen, name(c.dtype), device_.description(), build_info().commit, build_info().dirty,
-                timing.median, timing.least, timing.most, options_.runs, cost.flops, cost.bytes,
-                checked == "yes", timing.no_graph.empty());
+            fmt::print(json_,
+                       "{{\"case\": \"{}\", \"variant\": \"{}\", \"dtype\": \"{}\", \"card\": \"{}\", "
+                       "\"toolkit\": \"{}\", \"commit\": \"{}\", \"dirty\": {}, ",
+                       label, chosen, name(c.dtype), device_.description(), toolkit_, build_info().commit,
+                       build_info().dirty);
+            fmt::print(json_,
+                       "\"median_seconds\": {:.6e}, \"least_seconds\": {:.6e}, \"most_seconds\": {:.6e}, "
+                       "\"runs\": {}, \"samples\": [{:.6e}], \"flops\": {:.6e}, \"bytes\": {:.6e}, "
+                       "\"checked\": {}, \"graph\": {}}}\n",
+                       timing.median, timing.least, timing.most, options_.runs,
+                       fmt::join(timing.samples, ", "), cost.flops, cost.bytes, checked == "yes",
+                       timing.no_graph.empty());
             std::fflush(json_);
         }
         return true;
@@ -185,6 +192,7 @@ class Bench {
     std::unique_ptr<Arena> pool_;
     ThreadPool threads_;
     Exec exec_;
+    std::string toolkit_;
     std::FILE* json_ = nullptr;
 };
 
