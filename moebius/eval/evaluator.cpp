@@ -11,7 +11,10 @@ constexpr int64_t kAlign = 256;
 }  // namespace
 
 BatchLayout::BatchLayout(const data::BatchShape& shape)
-    : tokens_(shape.capacity), borders_(shape.max_sequences() + 1), max_seqlen_(shape.max_seqlen) {
+    : tokens_(shape.capacity),
+      borders_(shape.max_sequences() + 1),
+      max_seqlen_(shape.max_seqlen),
+      none_empty_(!shape.packing) {
     const auto take = [&](int64_t count, DType dtype) {
         const int64_t at = bytes_;
         bytes_ += round_up(bytes_of(dtype, count), kAlign);
@@ -49,7 +52,8 @@ nn::BatchView BatchLayout::view(void* data) const {
             .positions = part(at_.positions, DType::I32, tokens_),
             .cu_seqlens = part(at_.cu_seqlens, DType::I32, borders_),
             .valid = part(at_.valid, DType::U8, tokens_),
-            .max_seqlen = max_seqlen_};
+            .max_seqlen = max_seqlen_,
+            .none_empty = none_empty_};
 }
 
 DeviceBatch::DeviceBatch(const data::BatchShape& shape, const Exec& exec)

@@ -21,6 +21,7 @@ class BatchLayout {
 
   private:
     int64_t tokens_, borders_, max_seqlen_, bytes_ = 0;
+    bool none_empty_;
     struct {
         int64_t tokens, targets, positions, cu_seqlens, valid;
     } at_{};

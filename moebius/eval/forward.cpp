@@ -21,7 +21,7 @@ struct Input {
     Shape shape;  // of input_ids
     std::vector<int32_t> tokens, targets, positions, cu_seqlens;
     int64_t max_seqlen = 0, labels = 0;
-    bool has_labels = false;
+    bool has_labels = false, none_empty = true;
 };
 
 std::vector<int32_t> read_integers(const SafetensorsReader& file, const std::string& name) {
@@ -66,6 +66,7 @@ Input read_input(const ForwardOptions& o, const nn::DecoderOptions& model) {
     for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
         const int32_t begin = in.cu_seqlens[s], end = in.cu_seqlens[s + 1];
         in.max_seqlen = std::max<int64_t>(in.max_seqlen, end - begin);
+        in.none_empty = in.none_empty && end > begin;
         for (int32_t i = begin; i < end; ++i) in.positions[static_cast<size_t>(i)] = i - begin;
     }
     in.has_labels = file.find("labels") != nullptr;
@@ -198,7 +199,8 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
                  .targets = targets,
                  .positions = positions,
                  .cu_seqlens = borders,
-                 .max_seqlen = in.max_seqlen};
+                 .max_seqlen = in.max_seqlen,
+                 .none_empty = in.none_empty};
     const float labels = static_cast<float>(in.labels);
     copy_from_host(scalars.view.aux_scale, &labels, exec);
 

@@ -44,7 +44,8 @@ ops::AttentionShape shape_of(const AttentionOptions& o, const Run& run) {
     return {.cu_seqlens = run.batch.cu_seqlens,
             .max_seqlen = run.batch.max_seqlen,
             .window = o.window,
-            .scale = 1.0f / std::sqrt(static_cast<float>(o.head_dim))};
+            .scale = 1.0f / std::sqrt(static_cast<float>(o.head_dim)),
+            .none_empty = run.batch.none_empty};
 }
 
 }  // namespace

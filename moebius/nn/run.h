@@ -28,6 +28,7 @@ struct BatchView {
     View cu_seqlens;  // (B+1) i32
     View valid;       // (T) u8: 1 for tokens, 0 for padding; empty: all valid
     int64_t max_seqlen = 0;
+    bool none_empty = false;  // every sequence has a token
     int64_t first_token = 0;  // of this micro-batch within the step, over all ranks: indexes random numbers
 };
 

@@ -86,7 +86,8 @@ struct SmallModel {
                      .targets = integers(targets),
                      .positions = integers(positions),
                      .cu_seqlens = integers(borders),
-                     .max_seqlen = longest};
+                     .max_seqlen = longest,
+                     .none_empty = true};
     }
 
     struct Outcome {

@@ -9,8 +9,7 @@ namespace {
 void expect_whole(const AttentionSizes& s) {
     const Pieces p = backward_pieces(s);
     EXPECT_EQ(p.kv_heads * p.head_pieces, s.kv_heads);
-    EXPECT_GE(p.sequences * p.sequence_pieces, s.sequences);
-    EXPECT_LT(p.sequences * (p.sequence_pieces - 1), s.sequences);
+    EXPECT_EQ(p.sequences * p.sequence_pieces, s.sequences);
     const int64_t length = (s.max_seqlen + kLengthStep - 1) / kLengthStep * kLengthStep;
     EXPECT_EQ(p.bytes, p.kv_heads * p.sequences * (s.heads / s.kv_heads) * length * length * 2);
     if (p.kv_heads > 1 || p.sequences > 1) {
@@ -43,7 +42,7 @@ TEST(AttentionPieces, ShortSequencesAreNotCut) {
 }
 
 struct Shapes {
-    int64_t sequences = 2, length = 256, tokens = 512, head_dim = 64, padding = 0;
+    int64_t sequences = 2, length = 256, tokens = 512, head_dim = 64, padding = 0, gradient_padding = 0;
     DType dtype = DType::BF16;
 };
 
@@ -52,6 +51,8 @@ std::string reason(const Shapes& s) {
     const AttentionShape shape{View(memory, DType::I32, {s.sequences + 1}), s.length, 0, 1};
     View x(memory, s.dtype, {s.tokens, 4, s.head_dim});
     x.stride[0] += s.padding;
+    View gradient = x;
+    gradient.stride[0] += s.gradient_padding;
     return refused(AttentionBackwardArgs{.shape = shape,
                                          .q = x,
                                          .k = x,
@@ -59,14 +60,15 @@ std::string reason(const Shapes& s) {
                                          .out = x,
                                          .lse = View(memory, DType::F32, {4, s.tokens}),
                                          .dout = x,
-                                         .dq = x,
-                                         .dk = x,
-                                         .dv = x});
+                                         .dq = gradient,
+                                         .dk = gradient,
+                                         .dv = gradient});
 }
 
 TEST(AttentionPieces, ReasonsCarryValues) {
     EXPECT_EQ(reason({}), "");
     EXPECT_EQ(reason({.padding = 8}), "");
+    EXPECT_NE(reason({.gradient_padding = 8}).find("dq that lies as q does"), std::string::npos);
     EXPECT_EQ(reason({.dtype = DType::F32}), "takes bf16, not f32");
     EXPECT_EQ(reason({.head_dim = 40}), "takes head_dim 16, 32, … 128, not 40");
     EXPECT_EQ(reason({.head_dim = 144}), "takes head_dim 16, 32, … 128, not 144");
@@ -77,6 +79,15 @@ TEST(AttentionPieces, ReasonsCarryValues) {
               std::string::npos);
     EXPECT_NE(reason({.sequences = 300, .length = 32768, .tokens = 300 * 32768}).find("pieces"),
               std::string::npos);
+}
+
+TEST(AttentionPieces, EmptySequencesNeedAVersion) {
+    AttentionShape shape;
+    EXPECT_EQ(refused_by_version(shape, 91900),
+              "asks for sequences of at least one token before cuDNN 9.25, and this is 9.19");
+    EXPECT_EQ(refused_by_version(shape, 92500), "");
+    shape.none_empty = true;
+    EXPECT_EQ(refused_by_version(shape, 91900), "");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ struct AttentionShape {
     int64_t max_seqlen = 0;  // upper bound of a sequence's length
     int64_t window = 0;      // query i sees keys i−window < j ≤ i; 0: all j ≤ i
     float scale = 1;         // of the scores; usually head_dim^−½
+    bool none_empty = false;  // true promises that every sequence has a token
 };
 
 struct AttentionArgs {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string_view>
 
 #include "moebius/ops/attention/attention.h"
 #include "moebius/ops/case.h"
@@ -16,11 +17,13 @@ struct Sizes {
     int64_t window = 0;
     int64_t row_padding = 0;  // elements between tokens
     double magnitude = 1;     // of q and k
+    bool fused = false;  // tokens of q, k, v and their gradients as far apart as in one tensor of all three
 
     int64_t used() const { return std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
     int64_t tokens() const { return used() + padding; }
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
     int64_t longest() const { return *std::max_element(lengths.begin(), lengths.end()); }
+    bool none_empty() const { return *std::min_element(lengths.begin(), lengths.end()) > 0; }
 };
 
 // Ways to get it wrong, for the mutants.
@@ -169,7 +172,11 @@ std::vector<std::pair<std::string, Fault>> faults(const Sizes& s) {
 }
 
 AttentionShape shape_of(const Views& v, const Sizes& s) {
-    return {.cu_seqlens = v["cu_seqlens"], .max_seqlen = s.longest(), .window = s.window, .scale = s.scale()};
+    return {.cu_seqlens = v["cu_seqlens"],
+            .max_seqlen = s.longest(),
+            .window = s.window,
+            .scale = s.scale(),
+            .none_empty = s.none_empty()};
 }
 AttentionArgs forward_args(const Views& v, const Sizes& s) {
     return {.shape = shape_of(v, s), .q = v["q"], .k = v["k"], .v = v["v"], .out = v["out"], .lse = v["lse"]};
@@ -199,7 +206,9 @@ TensorSpec cu_seqlens_of(const Sizes& s) {
 // A tensor over tokens; inputs are NaN past the last sequence, outputs stay as they were there.
 TensorSpec token_tensor(const char* name, const Sizes& s, int64_t heads, DType dtype, Role role) {
     const int64_t row = heads * s.head_dim, used = s.used();
-    const double factor = std::string(name) == "q" || std::string(name) == "k" ? s.magnitude : 1.0;
+    const std::string_view which = name;
+    const double factor = which == "q" || which == "k" ? s.magnitude : 1.0;
+    const bool slice = s.fused && which != "out" && which != "dout";
     return {.name = name,
             .shape = {s.tokens(), heads, s.head_dim},
             .dtype = dtype,
@@ -210,7 +219,7 @@ TensorSpec token_tensor(const char* name, const Sizes& s, int64_t heads, DType d
                     return factor * random.normal(static_cast<uint64_t>(i));
                 },
             .written = [=](int64_t i) { return i / row < used; },
-            .row_padding = s.row_padding};
+            .row_padding = slice ? (s.heads + 2 * s.kv_heads) * s.head_dim - row : s.row_padding};
 }
 // Near the log-sums of scores from N(0, 1) where the case gives them instead of forward.
 TensorSpec lse_of(const Sizes& s, Role role) {
@@ -299,6 +308,14 @@ struct Named {
     Sizes sizes;
 };
 
+// Many more borders than sequences, as where their number is a capacity.
+Sizes ending_empty(int64_t head_dim, int64_t kv_heads) {
+    Sizes s{.lengths = {100, 1, 40}, .padding = 3, .heads = 4, .kv_heads = kv_heads, .head_dim = head_dim};
+    s.fused = true;
+    s.lengths.resize(120, 0);
+    return s;
+}
+
 const std::vector<Named>& small() {
     static const std::vector<Named> all = {
         {"one_token", "edge", {.lengths = {1}, .heads = 4, .kv_heads = 2, .head_dim = 16}},
@@ -344,6 +361,57 @@ const std::vector<Named>& small() {
         {"one_long.window_150",
          "window",
          {.lengths = {650}, .heads = 2, .kv_heads = 1, .head_dim = 16, .window = 150}},
+        {"fused.d16",
+         "basic",
+         {.lengths = {48, 130}, .heads = 4, .kv_heads = 2, .head_dim = 16, .fused = true}},
+        {"fused.one_kv_head.d16",
+         "basic",
+         {.lengths = {70, 1, 64}, .padding = 1, .heads = 3, .kv_heads = 1, .head_dim = 16, .fused = true}},
+        {"fused.multi_head.d32",
+         "basic",
+         {.lengths = {129, 60}, .padding = 5, .heads = 2, .kv_heads = 2, .head_dim = 32, .fused = true}},
+        {"fused.d64",
+         "basic",
+         {.lengths = {128, 1, 100, 27}, .heads = 4, .kv_heads = 2, .head_dim = 64, .fused = true}},
+        {"fused.padding.d64",
+         "basic",
+         {.lengths = {64, 190}, .padding = 150, .heads = 4, .kv_heads = 1, .head_dim = 64, .fused = true}},
+        {"fused.multi_head.d64",
+         "basic",
+         {.lengths = {65, 1, 1, 140},
+          .padding = 2,
+          .heads = 2,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .fused = true}},
+        {"fused.d96",
+         "basic",
+         {.lengths = {30, 131}, .padding = 1, .heads = 4, .kv_heads = 2, .head_dim = 96, .fused = true}},
+        {"fused.d128",
+         "basic",
+         {.lengths = {1, 140, 33}, .padding = 9, .heads = 4, .kv_heads = 2, .head_dim = 128, .fused = true}},
+        {"fused.multi_head.d128",
+         "basic",
+         {.lengths = {100, 50}, .heads = 2, .kv_heads = 2, .head_dim = 128, .fused = true}},
+        {"fused.window_70.d64",
+         "window",
+         {.lengths = {200, 33},
+          .padding = 2,
+          .heads = 4,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .window = 70,
+          .fused = true}},
+        {"empty_between.d64",
+         "edge",
+         {.lengths = {0, 97, 0, 0, 1, 64, 0},
+          .padding = 2,
+          .heads = 4,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .fused = true}},
+        {"empty_at_the_end.d64", "edge", ending_empty(64, 2)},
+        {"empty_at_the_end.d128", "edge", ending_empty(128, 4)},
         {"many_tiles",
          "basic",
          {.lengths = {100, 190, 97}, .padding = 1, .heads = 18, .kv_heads = 9, .head_dim = 8}},

@@ -35,7 +35,7 @@ struct Rows {
 // All that a graph depends on. A backward graph's rows are those of one piece.
 struct GraphKey {
     bool backward = false;
-    int64_t sequences = 0, length = 0, tokens = 0, head_dim = 0, window = 0;
+    int64_t sequences = 0, length = 0, head_dim = 0, window = 0;
     float scale = 0;
     std::array<Rows, PackedLayout::kMostTensors> rows{};
     auto operator<=>(const GraphKey&) const = default;
@@ -69,11 +69,10 @@ class Builder {
         const TensorPtr q = input(kQ), k = input(kK), v = input(kV);
         const TensorPtr lengths = lengths_of(kLengths), kv_lengths = lengths_of(kKvLengths);
         if (key_.backward) {
+            // No bound on the tokens of all sequences: with one, the library takes dk to lie as k does.
             auto options = graph::SDPA_backward_attributes()
                                .set_name("attention_backward")
-                               .set_deterministic_algorithm(true)
-                               .set_max_total_seq_len_q(key_.tokens)
-                               .set_max_total_seq_len_kv(key_.tokens);
+                               .set_deterministic_algorithm(true);
             mask(options, lengths, kv_lengths);
             auto [dq, dk, dv] =
                 graph_->sdpa_backward(q, k, v, input(kOut), input(kDout), input(kStats), options);
@@ -220,12 +219,9 @@ int64_t whole_steps(int64_t length) {
     return (length + kLengthStep - 1) / kLengthStep * kLengthStep;
 }
 
-// Tokens only size buffers, which the library lays side by side: rounded up, each begins at an aligned
-// address.
 GraphKey common_key(const AttentionShape& shape, const View& q, const Pieces& pieces) {
     return {.sequences = pieces.sequences,
             .length = whole_steps(shape.max_seqlen),
-            .tokens = whole_steps(q.size(0)),
             .head_dim = q.size(2),
             .window = shape.window,
             .scale = shape.scale};
@@ -242,8 +238,8 @@ GraphKey key_of(const AttentionArgs& a) {
     return key;
 }
 
-// Gradients of keys and values go to dense memory first where several query heads share them: the library
-// sums over these heads in a buffer whose size is that of dk's rows, gaps included, times their number.
+// Gradients of keys and values go to dense memory first where several query heads share them. (Where they
+// don't, the library takes them to lie as keys and values do.)
 bool dense_gradients(const AttentionBackwardArgs& a) {
     return a.q.size(1) != a.k.size(1);
 }
@@ -301,6 +297,8 @@ std::string unavailable(const AttentionArgs& a, const Exec& exec) {
 std::string unavailable(const AttentionBackwardArgs& a, const Exec& exec) {
     Library& library = exec.device->slot<Library>();
     if (!library.error().empty() || nothing_to_do(a.shape, a.q)) return library.error();
+    const std::string reason = refused_by_version(a.shape, cudnnGetVersion());
+    if (!reason.empty()) return reason;
     return library.plan(key_of(a, backward_pieces(sizes_of(a.shape, a.q, a.k))), exec.device->cc()).error;
 }
 
@@ -321,9 +319,9 @@ void attention(const AttentionArgs& a, const Exec& exec) {
     layout.lengths = lengths.as<int32_t>();
     write_layout(a.shape, tokens, layout, exec);
 
-    const int64_t pitch = stats_pitch(tokens, heads);
+    const int64_t rows = tokens + kSpareRows, pitch = stats_pitch(rows, heads);
     const Scratch packed("attention.stats", static_cast<size_t>(pitch) * sizeof(float), exec);
-    const PackedStats stats{packed.as<float>(), heads, pitch};
+    const PackedStats stats{packed.as<float>(), heads, rows, pitch};
     std::unordered_map<int64_t, void*> tensors{
         {kQ, a.q.data}, {kK, a.k.data}, {kV, a.v.data}, {kOut, a.out.data}, {kStats, stats.data}};
     point_to_piece(tensors, layout, 0);
@@ -348,10 +346,10 @@ void attention_backward(const AttentionBackwardArgs& a, const Exec& exec) {
     layout.lengths = lengths.as<int32_t>();
     write_layout(a.shape, tokens, layout, exec);
 
-    const int64_t pitch = stats_pitch(tokens, heads);
+    const int64_t rows = tokens + kSpareRows, pitch = stats_pitch(rows, heads);
     const Scratch packed("attention.stats", static_cast<size_t>(pieces.head_pieces * pitch) * sizeof(float),
                          exec);
-    const PackedStats stats{packed.as<float>(), heads, pitch};
+    const PackedStats stats{packed.as<float>(), heads, rows, pitch};
     pack_stats(a.lse, stats, a.shape, exec);
 
     const bool dense = dense_gradients(a);

@@ -44,22 +44,22 @@ struct StatsCopy {
     float* lse;  // (heads, T)
     int64_t lse_stride, heads;
     float* packed;
-    int64_t block_heads, pitch;
+    int64_t rows, block_heads, pitch;
 };
 
-// (heads, T) and blocks of (T, block_heads): a thread an element, tokens side by side on the side of lse.
+// (heads, T) and blocks of (rows, block_heads): a thread an element, tokens side by side on the side of lse.
 template <bool kPack>
 __global__ void attention_stats_any(StatsCopy copy) {
     const int64_t token = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-    if (token >= border(copy.borders, copy.borders.count)) return;
+    const bool used = token < border(copy.borders, copy.borders.count);
+    if (token >= copy.rows || (!kPack && !used)) return;
     for (int64_t head = blockIdx.y; head < copy.heads; head += gridDim.y) {
-        float& wide = copy.lse[head * copy.lse_stride + token];
         float& packed = copy.packed[head / copy.block_heads * copy.pitch + token * copy.block_heads +
                                     head % copy.block_heads];
         if (kPack) {
-            packed = wide;
+            packed = used ? copy.lse[head * copy.lse_stride + token] : 0.0f;
         } else {
-            wide = packed;
+            copy.lse[head * copy.lse_stride + token] = packed;
         }
     }
 }
@@ -92,9 +92,10 @@ void copy_stats(const PackedStats& stats, const View& lse, const AttentionShape&
                          lse.stride[0],
                          heads,
                          stats.data,
+                         stats.rows,
                          stats.heads,
                          stats.pitch};
-    dim3 grid = grid_for(tokens, kThreads);
+    dim3 grid = grid_for(kPack ? stats.rows : tokens, kThreads);
     grid.y = static_cast<unsigned>(heads < 65535 ? heads : 65535);
     launch(kPack ? "attention.pack_stats" : "attention.unpack_stats", attention_stats_any<kPack>,
            {.grid = grid, .block = dim3(kThreads)}, exec, copy);

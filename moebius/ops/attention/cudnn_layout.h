@@ -6,7 +6,7 @@
 
 namespace moebius::ops::cudnn {
 
-// Sequences in pieces of the same number; a last piece is filled up with empty ones. All on the device.
+// Sequences in pieces of the same number. All on the device.
 struct PackedLayout {
     static constexpr int64_t kMostTensors = 9;
 
@@ -31,15 +31,16 @@ struct PackedLayout {
 // memory.
 void write_layout(const AttentionShape& shape, int64_t tokens, const PackedLayout& layout, const Exec& exec);
 
-// Log-sums as the library packs them: blocks of `heads` query heads, each (T, heads), `pitch` elements apart.
+// Log-sums as the library packs them: blocks of `heads` query heads, each (rows, heads), `pitch` elements
+// apart. There are more rows than tokens.
 struct PackedStats {
     float* data = nullptr;
-    int64_t heads = 0, pitch = 0;
+    int64_t heads = 0, rows = 0, pitch = 0;
 };
-inline int64_t stats_pitch(int64_t tokens, int64_t heads) {
-    return (tokens * heads + 63) / 64 * 64;
+inline int64_t stats_pitch(int64_t rows, int64_t heads) {
+    return (rows * heads + 63) / 64 * 64;
 }
-// lse (Hq, T); tokens past the last sequence are neither read nor written.
+// lse (Hq, T); tokens past the last sequence are neither read nor written there, and packed as 0.
 void unpack_stats(const PackedStats& stats, const View& lse, const AttentionShape& shape, const Exec& exec);
 void pack_stats(const View& lse, const PackedStats& stats, const AttentionShape& shape, const Exec& exec);
 

@@ -26,6 +26,10 @@ bool vectors(const View& view) {
            view.stride[0] * element % kVectorBytes == 0 && view.stride[1] * element % kVectorBytes == 0;
 }
 
+bool alike(const View& a, const View& b) {
+    return a.stride[0] == b.stride[0] && a.stride[1] == b.stride[1];
+}
+
 std::string refused_both(const AttentionShape& shape, const View& q, const View& out_rest,
                          std::initializer_list<const View*> views) {
     if (q.dtype != DType::BF16) return fmt::format("takes bf16, not {}", name(q.dtype));
@@ -63,6 +67,7 @@ Pieces backward_pieces(const AttentionSizes& s) {
         if (s.kv_heads % heads == 0 && heads * s.sequences <= fit) p.kv_heads = heads;
     }
     p.sequences = std::clamp<int64_t>(fit / p.kv_heads, 1, std::max<int64_t>(s.sequences, 1));
+    while (s.sequences % p.sequences != 0) --p.sequences;
     p.head_pieces = s.kv_heads / p.kv_heads;
     p.sequence_pieces = ceil_div(s.sequences, p.sequences);
     p.bytes = one * p.kv_heads * p.sequences;
@@ -77,6 +82,10 @@ std::string refused(const AttentionBackwardArgs& a) {
     std::string reason =
         refused_both(a.shape, a.q, a.out_rest, {&a.q, &a.k, &a.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv});
     if (!reason.empty()) return reason;
+    if (!alike(a.q, a.dq) || !alike(a.k, a.v) || !alike(a.k, a.dk) || !alike(a.k, a.dv) ||
+        !alike(a.out, a.dout)) {
+        return "asks for dq that lies as q does, dout as out, and v, dk and dv as k";
+    }
     const Pieces pieces = backward_pieces(sizes_of(a.shape, a.q, a.k));
     if (pieces.bytes > kMostPieceBytes) {
         return fmt::format("needs {} bytes for the gradients of scores of sequences of {} tokens",
@@ -87,6 +96,13 @@ std::string refused(const AttentionBackwardArgs& a) {
                            a.shape.cu_seqlens.size(0) - 1, a.shape.max_seqlen);
     }
     return {};
+}
+
+std::string refused_by_version(const AttentionShape& shape, size_t version) {
+    if (shape.none_empty || version >= kVersionWithEmptySequences) return {};
+    return fmt::format("asks for sequences of at least one token before cuDNN {}.{}, and this is {}.{}",
+                       kVersionWithEmptySequences / 10000, kVersionWithEmptySequences / 100 % 100,
+                       version / 10000, version / 100 % 100);
 }
 
 }  // namespace moebius::ops::cudnn

@@ -7,7 +7,8 @@ namespace moebius::ops::cudnn {
 
 // Its deterministic backward holds dS of every query and key, masked ones too, so the work goes in pieces
 // that share one such buffer. A piece is all `kv_heads` heads (with the query heads that read them) of all
-// `sequences` sequences; a last piece that has fewer gets empty ones.
+// `sequences` sequences, whose number divides that of all: not every version takes empty ones to fill up
+// with.
 struct Pieces {
     int64_t kv_heads = 0, sequences = 0;           // of one piece
     int64_t head_pieces = 0, sequence_pieces = 0;  // how many of them
@@ -25,6 +26,12 @@ inline constexpr int64_t kMostPieces = 256;
 // built.
 inline constexpr int64_t kLengthStep = 128;
 
+// Rows of log-sums that belong to no token: the library's tiles read past the last sequence.
+inline constexpr int64_t kSpareRows = kLengthStep;
+
+// Of the library: the first whose backward takes sequences without a token.
+inline constexpr size_t kVersionWithEmptySequences = 92500;
+
 struct AttentionSizes {
     int64_t sequences, max_seqlen, heads, kv_heads;
 };
@@ -35,5 +42,7 @@ Pieces forward_pieces(const AttentionSizes& sizes);
 // Reasons against that follow from the arguments alone; "" for none.
 std::string refused(const AttentionArgs& args);
 std::string refused(const AttentionBackwardArgs& args);
+// What follows from the library's version.
+std::string refused_by_version(const AttentionShape& shape, size_t version);
 
 }  // namespace moebius::ops::cudnn
