@@ -2,9 +2,11 @@
 // thread, and to let any number of threads fill the batches.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "moebius/base/checked.h"
 #include "moebius/data/position.h"
 #include "moebius/data/shuffle.h"
 #include "moebius/data/windows.h"
@@ -41,8 +43,11 @@ struct BatchShape {
     int64_t max_pieces = 0;  // a micro-batch has no more sequences with a real token
 
     int64_t row_tokens() const { return capacity / rows; }  // without packing
-    // Of a micro-batch, at most: cu_seqlens_capacity has one entry more.
-    int64_t max_sequences() const { return packing ? capacity : rows; }
+    // Of a micro-batch, at most: cu_seqlens_capacity has one entry more. Where pieces do not fill it, the
+    // rest is sequences of max_seqlen and a shorter one.
+    int64_t max_sequences() const {
+        return packing ? std::min(capacity, max_pieces + ceil_div(capacity, max_seqlen)) : rows;
+    }
 };
 
 // Tokens [begin, begin + tokens) of BOS, window, EOS; a sequence of its own.
