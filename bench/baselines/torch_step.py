@@ -4,6 +4,7 @@
     torch_step.py step [--case 8x7b_2l,fine_64e_4l] [--experts eager,grouped_mm] [--accumulate 1,4] [--samples N]
     torch_step.py gemm [--routing balanced,skewed] [--samples N]
     torch_step.py copy
+    torch_step.py serve     says {"ready": true}, then runs such a line for each line of its input, and says {"done": true}
 
 A line of JSON on standard output for each measurement (bench/results/README.md's words: median, min, max, n, samples);
 what cannot be measured gives a line with "error". step: forward, backward, clipping of the global norm at 1, fused AdamW
@@ -13,9 +14,11 @@ torch.nn.functional.grouped_mm (or torch._grouped_mm), and dense ones of the sam
 """
 
 import argparse
+import functools
 import gc
 import json
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
@@ -43,13 +46,18 @@ class Meter:
 
     FIELDS = ("clocks.sm", "clocks.mem", "power.draw")
 
+    def __init__(self, on=True):
+        self.on = on
+        self.process = None
+
     def __enter__(self):
         self.rows = []
+        if not self.on:
+            return self
         command = ["nvidia-smi", "--id=0", "--query-gpu=" + ",".join(self.FIELDS), "--format=csv,noheader,nounits", "-lms", "100"]
         try:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         except OSError:
-            self.process = None
             return self
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
@@ -75,6 +83,7 @@ class Meter:
         return {"clocks_mhz": {"sm": round(sm), "memory": round(memory)}, "watts": round(watts)}
 
 
+@functools.cache
 def machine():
     properties = torch.cuda.get_device_properties(0)
     query = ["nvidia-smi", "--id=0", "--query-gpu=driver_version,uuid", "--format=csv,noheader"]
@@ -177,7 +186,7 @@ def measure_step(case, experts, accumulate, options):
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     samples = []
-    with Meter() as meter:
+    with Meter(options.meter) as meter:
         for _ in range(options.samples):
             start = time.perf_counter()
             loss = step()
@@ -206,16 +215,14 @@ def measure_step(case, experts, accumulate, options):
 
 
 def splits(experts, rows, routing):
-    """Equal parts; or one expert with four times the mean, a quarter of the others empty, the rest equal."""
+    """Equal parts; or, of each eight experts, one with four times the mean, two without a row, the others uneven: the
+    sizes of the cases in moebius/ops/grouped_gemm/cases.cpp."""
+    mean = rows // experts
     if routing == "balanced":
-        return torch.full((experts,), rows // experts, dtype=torch.int64)
-    empty = max(1, experts // 4)
-    sizes = torch.zeros(experts, dtype=torch.int64)
-    sizes[0] = min(rows, 4 * rows // experts)
-    others = experts - 1 - empty
-    sizes[1 : 1 + others] = (rows - sizes[0]) // others
-    sizes[1] += rows - sizes.sum()
-    return sizes
+        return torch.full((experts,), mean, dtype=torch.int64)
+    half = mean // 2
+    eight = [4 * mean, 0, 0, half - 37, half + 37, 3 * mean // 2 - 11, mean + 11, half]
+    return torch.tensor(eight * (experts // 8), dtype=torch.int64)
 
 
 def time_kernel(run, options):
@@ -223,7 +230,13 @@ def time_kernel(run, options):
         run()
     torch.cuda.synchronize()
     samples = []
-    with Meter() as meter:
+    with Meter(options.meter) as meter:
+        # The clocks of a card at work, for long enough that the meter sees them.
+        until = time.perf_counter() + options.heat
+        while time.perf_counter() < until:
+            for _ in range(4):
+                run()
+            torch.cuda.synchronize()
         for _ in range(options.samples):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -231,12 +244,6 @@ def time_kernel(run, options):
             end.record()
             end.synchronize()
             samples.append(begin.elapsed_time(end))
-        # Short kernels: long enough under load for the meter to see.
-        until = time.perf_counter() + 0.5
-        while time.perf_counter() < until:
-            for _ in range(4):
-                run()
-            torch.cuda.synchronize()
     return samples, meter.report()
 
 
@@ -282,16 +289,18 @@ def words(text):
     return text.split(",")
 
 
-def arguments():
+def arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("step", "gemm", "copy"))
+    parser.add_argument("what", choices=("step", "gemm", "copy", "serve"))
     parser.add_argument("--case", type=words, help="of the steps or products; default: all")
     parser.add_argument("--experts", type=words, default=["eager", "grouped_mm"])
     parser.add_argument("--accumulate", type=lambda text: [int(word) for word in words(text)], default=[1])
     parser.add_argument("--routing", type=words, default=["balanced", "skewed"])
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--samples", type=int, default=12)
-    options = parser.parse_args()
+    parser.add_argument("--heat", type=float, default=0.5, help="seconds that a product runs before its samples")
+    parser.add_argument("--no-meter", dest="meter", action="store_false", help="the caller reads clocks and watts itself")
+    options = parser.parse_args(given)
     known = STEPS if options.what == "step" else PRODUCTS
     unknown = [case for case in options.case or [] if case not in known]
     if unknown:
@@ -309,10 +318,7 @@ def attempt(case, side, measure):
     torch.cuda.empty_cache()
 
 
-def main():
-    options = arguments()
-    if not torch.cuda.is_available():
-        raise SystemExit("torch sees no GPU")
+def work(options):
     if options.what == "copy":
         measure_copy(options)
     elif options.what == "gemm":
@@ -327,6 +333,30 @@ def main():
                         f"hf_{experts}",
                         lambda: measure_step(case, experts, accumulate, options),
                     )
+
+
+def serve():
+    import transformers
+
+    # Loads what a step needs, so that no line below waits for it.
+    transformers.MixtralForCausalLM
+    print(json.dumps({"ready": True, "version": version(), **machine()}), flush=True)
+    for line in sys.stdin:
+        try:
+            work(arguments(shlex.split(line)))
+        except SystemExit as error:
+            print(json.dumps({"error": f"{line.strip()}: {error}"}), flush=True)
+        print(json.dumps({"done": True}), flush=True)
+
+
+def main():
+    options = arguments()
+    if not torch.cuda.is_available():
+        raise SystemExit("torch sees no GPU")
+    if options.what == "serve":
+        serve()
+    else:
+        work(options)
 
 
 if __name__ == "__main__":
