@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-gpu bench parity docs dist test-dist format format-check lint clean
+.PHONY: help setup build run test test-gpu bench bench-gpu parity docs dist test-dist format format-check lint clean
 
 JOBS ?= $(shell nproc)
 ARGS ?=
@@ -40,6 +40,10 @@ test-gpu: ## build the kernels and run every op's cases on the GPU, with a table
 
 bench: build ## measure and write bench/results (idle machine, please)
 	@tools/bench.sh
+
+bench-gpu: ## the same on a GPU, beside Hugging Face and torch on that GPU
+	@$(MAKE) --no-print-directory CUDA=1 build
+	@tools/bench.sh --gpu
 
 parity: build ## compare with Hugging Face (torch and transformers in a venv under build/)
 	@tools/parity.sh

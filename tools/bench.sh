@@ -3,10 +3,16 @@
 # The other side's torch and transformers go into the virtual environment that tools/parity.sh also uses, once (some GB;
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu for a smaller torch). BENCH_PYTHON=/path/to/python uses a Python
 # that has them already; BENCH_BUILD=FOLDER another build folder than build/cpu.
+# `make bench-gpu`, or tools/bench.sh --gpu [options of tools/bench_gpu.py]: on a GPU, from build/cuda.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-build=${BENCH_BUILD:-build/cpu}
+preset=cpu
+if [ "${1:-}" = --gpu ]; then
+    preset=cuda
+    shift
+fi
+build=${BENCH_BUILD:-build/$preset}
 if [ -n "${BENCH_PYTHON:-}" ]; then
     python=$BENCH_PYTHON
 else
@@ -25,10 +31,15 @@ else
     fi
 fi
 
-[ -e "$build/build.ninja" ] || cmake --preset cpu -B "$build"
-cmake --build "$build" --target moebius moebius_bench -j "${JOBS:-$(nproc)}"
-tools/fetch_genome.sh
-tools/bench_cpu.py --build "$build" --python "$python" "$@"
+[ -e "$build/build.ninja" ] || cmake --preset "$preset" -B "$build"
+if [ $preset = cuda ]; then
+    cmake --build "$build" --target moebius_bench moebius_kernel_bench -j "${JOBS:-$(nproc)}"
+    tools/bench_gpu.py --bin "$build/bin" --python "$python" "$@"
+else
+    cmake --build "$build" --target moebius moebius_bench -j "${JOBS:-$(nproc)}"
+    tools/fetch_genome.sh
+    tools/bench_cpu.py --build "$build" --python "$python" "$@"
+fi
 for word in "$@"; do
     case $word in --quick | --out | --out=*) exit 0 ;; esac
 done

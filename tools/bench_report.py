@@ -6,12 +6,15 @@
     tools/bench_report.py --self-test
 
 A result file is a list of cases, or an object with the list under "results". A case (or file) with "unreliable": true was
-measured beside other work: only its ratios are printed.
+measured beside other work: only its ratios are printed. parity.json and gpu_tests.json are no lists of cases. Where files of
+operations have changed since gpu_tests.json's commit, the pages are marked as stale when they are written; --check takes them
+with and without that mark, since any later commit may be the one that makes it true.
 """
 
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,9 +22,11 @@ BEGIN, END = "<!-- figures: written by tools/bench_report.py -->", "<!-- end of 
 NONE = "No figures have been measured yet.\n"
 HEAD = """# Performance
 
-Written by `tools/bench_report.py` from the files in [bench/results](../bench/results), which `make bench` writes; nothing here is
-typed in. A ratio above 1 means that Moebius is ahead. Medians; both sides measured in the same run.
+Written by `tools/bench_report.py` from the files in [bench/results](../bench/results), which `make bench` and `make bench-gpu` write;
+nothing here is typed in. A ratio above 1 means that Moebius is ahead. Medians; both sides measured in the same run.
 """
+TESTED = ("moebius/ops", "moebius/ptx", "moebius/runtime")
+STALE = "; **stale**: operations have changed since"
 
 
 def load(folder):
@@ -86,10 +91,20 @@ def details(cases):
             parts.append(f"{case['threads']} thread" + ("s" if case["threads"] != 1 else ""))
         if case["ours"].get("variant"):
             parts.append(case["ours"]["variant"])
+        if case.get("watts"):
+            parts.append(f"{case['watts']} W at {number(case['clocks_mhz']['sm'])} MHz")
         for other, side in sorted((case.get("others") or {}).items()):
             parts.append(f"{other} = {side.get('version', '?')}" + (" (not the same run)" if side.get("same_run") is False else ""))
+            if side.get("back_to_back"):
+                parts[-1] += f", queued {number(side['back_to_back'])} {case['unit']}"
+        if case.get("ratio") and case.get("ratio_of"):
+            parts.append(f"ratio: {case['ratio_of']}")
         if case.get("limit"):
             parts.append(f"{100 * case['limit']['share']:.0f}% of {case['limit']['name']}")
+        for owner, state in sorted((case.get("optimizer_state") or {}).items()):
+            parts.append(f"{owner}: {state}")
+        if case.get("dirty"):
+            parts.append("built from a tree with changes")
         if case["unreliable"]:
             parts.append("other work ran on the machine: only ratios count")
         parts += [f"commit {case['commit'][:12]}", case["date"]]
@@ -99,20 +114,50 @@ def details(cases):
     return "\n".join(text) + "\n" if text else ""
 
 
+def changed_since(root, commit):
+    """Whether operations or what they stand on changed after that commit; None: git does not say."""
+    command = ["git", "log", "--oneline", "-1", f"{commit}..HEAD", "--", *TESTED]
+    try:
+        log = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return bool(log.stdout.strip())
+
+
+def gpu_tests(root, prefix, changed=changed_since):
+    """A line on the tests that ran on a GPU, or nothing."""
+    path = root / "bench/results/gpu_tests.json"
+    if not path.is_file():
+        return ""
+    tests = json.loads(path.read_text(encoding="utf-8"))
+    counts = ", ".join(f"{number(tests[key])} {key}" for key in ("passed", "failed", "skipped") if key in tests)
+    parts = [tests["card"], f"commit {tests['commit'][:12]}" + (" with changes" if tests.get("dirty") else "")]
+    parts += [tests["date"]] if "date" in tests else []
+    text = f"Tests of operations on a GPU ([gpu_tests.json]({prefix}bench/results/gpu_tests.json); {', '.join(parts)}): {counts}"
+    for tool, result in (tests.get("sanitizers") or {}).items():
+        text += f"; {tool}: {result['clean']} of {result['operations']} operations clean"
+    return "\n" + text + (STALE if changed(root, tests["commit"]) else "") + ".\n"
+
+
 def pages(root):
     """{path: text} of what is written."""
     cases = load(root / "bench/results")
-    performance = HEAD + "\n" + table(cases, "../") + ("\n## How each was measured\n\n" + details(cases) if cases else "")
+    performance = HEAD + "\n" + table(cases, "../") + gpu_tests(root, "../") + ("\n## How each was measured\n\n" + details(cases) if cases else "")
     readme = (root / "README.md").read_text(encoding="utf-8")
     if BEGIN not in readme or END not in readme:
         raise SystemExit(f"README.md has no place for figures ({BEGIN} … {END})")
     before, rest = readme.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    shown = [(name, case) for name, case in cases if case.get("others")]
+    # Those that have another side; of uneven splits, docs/performance.md alone.
+    shown = [(name, case) for name, case in cases if case.get("others") and case.get("routing") != "skewed"]
     return {
         root / "docs/performance.md": performance,
-        root / "README.md": before + BEGIN + "\n" + table(shown, "") + END + after,
+        root / "README.md": before + BEGIN + "\n" + table(shown, "") + gpu_tests(root, "") + END + after,
     }
+
+
+def unmarked(text):
+    return text.replace(STALE, "")
 
 
 def self_test():
@@ -147,7 +192,22 @@ def self_test():
         text = pages(root)[root / "README.md"]
         if text.count(", one_way |") != 1 or text.count(", another |") != 1:
             failures.append(f"two variants of a case: {text}")
-    print("\n".join(failures) if failures else "bench_report: self-test, 4 cases: all as expected")
+        on_gpu = {**case, "watts": 690, "clocks_mhz": {"sm": 1410}, "optimizer_state": {"ours": "fp32"}, "routing": "skewed"}
+        (root / "bench/results/a.json").write_text(json.dumps([on_gpu]), encoding="utf-8")
+        tests = {"card": "H", "commit": "0123456789abcdef", "passed": 4003, "failed": 0, "skipped": 2, "cases": 4005, "ops": {}}
+        tests["sanitizers"] = {"memcheck": {"operations": 30, "clean": 29, "not_clean": ["x"]}}
+        (root / "bench/results/gpu_tests.json").write_text(json.dumps(tests), encoding="utf-8")
+        written = pages(root)
+        text = written[root / "docs/performance.md"]
+        if "; 690 W at 1,410 MHz; " not in text or "; ours: fp32; " not in text:
+            failures.append(f"a result of a GPU: {text}")
+        line = "commit 0123456789ab): 4,003 passed, 0 failed, 2 skipped; memcheck: 29 of 30 operations clean.\n"
+        if line not in text or line not in written[root / "README.md"] or "train_step" in written[root / "README.md"]:
+            failures.append(f"tests on a GPU: {written}")
+        stale = gpu_tests(root, "", lambda *_: True)
+        if not stale.endswith(STALE + ".\n") or unmarked(stale) != gpu_tests(root, "", lambda *_: False):
+            failures.append(f"stale tests: {stale}")
+    print("\n".join(failures) if failures else "bench_report: self-test, 7 cases: all as expected")
     return 1 if failures else 0
 
 
@@ -161,7 +221,7 @@ def main():
     wrong = 0
     for path, text in pages(ROOT).items():
         if options.check:
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            if not path.is_file() or unmarked(path.read_text(encoding="utf-8")) != unmarked(text):
                 print(f"{path.relative_to(ROOT)} is not what bench/results say; tools/bench_report.py writes it")
                 wrong += 1
         else:
