@@ -33,9 +33,9 @@ void gemm_split(const GemmArgs& args, const Exec& exec) {
     cuda::split_f32(args.a, high, middle, low, exec);
     // The small products first. Into bf16 goes their sum, rounded once.
     const auto sum_into = [&](const View& sum, float beta) {
-        gemm(part_of(args, low, sum, beta), exec);
-        gemm(part_of(args, middle, sum, 1), exec);
-        gemm(part_of(args, high, sum, 1), exec);
+        cublaslt::gemm(part_of(args, low, sum, beta), exec);
+        cublaslt::gemm(part_of(args, middle, sum, 1), exec);
+        cublaslt::gemm(part_of(args, high, sum, 1), exec);
     };
     if (args.out.dtype == DType::F32) return sum_into(args.out, args.beta);
     const Scratch wide("gemm.split.sum", static_cast<size_t>(args.out.numel()) * sizeof(float), exec);
