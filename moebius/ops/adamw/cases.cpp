@@ -117,11 +117,12 @@ Case make_case(const Setup& s) {
     const auto with = [&](const char* name, auto change) {
         c.mutants.push_back({name, [=](const Views& v, const Exec& exec) {
                                  AdamWArgs a = args_of(s, v);
-                                 int32_t fine = 0;
-                                 int64_t another_step = s.step + 1;
-                                 float no_clip = 1.0f;
-                                 change(a, View(&fine, DType::I32, {1}), View(&another_step, DType::I64, {1}),
-                                        View(&no_clip, DType::F32, {1}));
+                                 SharedVector<int32_t> fine(1, 0);
+                                 SharedVector<int64_t> another_step(1, s.step + 1);
+                                 SharedVector<float> no_clip(1, 1.0f);
+                                 change(a, View(fine.data(), DType::I32, {1}),
+                                        View(another_step.data(), DType::I64, {1}),
+                                        View(no_clip.data(), DType::F32, {1}));
                                  adamw(a, exec);
                              }});
     };

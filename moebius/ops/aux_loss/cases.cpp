@@ -154,8 +154,8 @@ Case aux_case(const Problem& p) {
     }
     c.mutants.push_back({"forgets the scale", [=](const Views& v, const Exec& exec) {
                              AuxLossArgs args = args_of(p, v);
-                             float one = 1;
-                             args.scale = View(&one, DType::F32, {1});
+                             SharedVector<float> one(1, 1.0f);
+                             args.scale = View(one.data(), DType::F32, {1});
                              aux_loss(args, exec);
                          }});
     return c;

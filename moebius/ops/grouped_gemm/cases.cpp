@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <numeric>
 #include <string_view>
 
@@ -186,6 +187,15 @@ Case gemm_case(const Problem& p, const char* variant = nullptr) {
                       .dtype = p.out,
                       .role = p.accumulate ? Role::InOut : Role::Output,
                       .row_padding = p.padding};
+    if (p.dtype == DType::BF16 && p.out == DType::F32) {
+        // A tensor core adds 16 products at a time to a running sum that it truncates: half a unit in the
+        // last place on the average, each time in the same direction, where roundings would cancel out as the
+        // root of their number.
+        const int64_t longest = *std::max_element(p.splits.sizes.begin(), p.splits.sizes.end());
+        const int64_t depth = wgrad ? longest : p.kind == GemmKind::Forward ? p.k : p.n;
+        const int64_t truncations = (depth + 15) / 16;
+        result.roundings = truncations * truncations;
+    }
     if (!wgrad) result.written = [limit = p.rows() * out[1]](int64_t i) { return i < limit; };
     c.tensors.push_back(result);
     if (p.bias) c.tensors.push_back({.name = "bias", .shape = {p.experts(), p.n}, .dtype = p.dtype});
