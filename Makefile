@@ -54,7 +54,7 @@ docs: build ## write docs/configuration.md and the tables of figures anew
 
 dist: build ## a relocatable tarball under build/dist/
 	@tools/setup.sh dist
-	@tools/make_dist.sh
+	@MOEBIUS_BUILD=$(BUILD) tools/make_dist.sh
 
 test-dist: dist ## unpack the tarball in a bare system and train two steps there (root or sudo)
 	@tools/test_dist.sh

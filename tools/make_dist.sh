@@ -32,6 +32,13 @@ licenses=$root/share/doc/moebius/licenses
 mkdir -p "$licenses"
 packages=$(awk -F'|' '$5 ~ /^ (linked|header) $/ { print $7 }' THIRD_PARTY.md | grep -oE '`[a-z0-9.+-]+`' | tr -d '`' | grep -v '\.a$')
 for package in $packages; do
+    # Compiled in where there is CUDA, and of no Debian package.
+    if [ "$package" = nvidia-cudnn-frontend ]; then
+        if "$program" info | grep -q '^build .*CUDA'; then
+            cat build/cudnn_frontend/licenses/* >"$licenses/$package.txt"
+        fi
+        continue
+    fi
     # The C++ library's package has the compiler's version in its name.
     [ "$package" != g++ ] || package=libstdc++-$(g++ -dumpversion | cut -d. -f1)-dev
     text=/usr/share/doc/$package/copyright
