@@ -2,6 +2,7 @@
 """Golden values from Hugging Face transformers for small Mixtral models: what tests/eval compares Moebius with.
 
 usage: make_golden.py OUT [CASE…]        (no CASE: all; `make_golden.py --list` names them)
+       make_golden.py --gpu-errors OUT CASE…        adds bf16_error_gpu.json to folders that are there
 
 Needs torch, transformers and safetensors; everything is computed on one CPU thread. OUT/CASE becomes a Hugging Face
 model folder, read back with from_pretrained before anything is computed, and gets besides
@@ -23,7 +24,8 @@ import shutil
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -301,10 +303,36 @@ def make(name, out):
     print(f"{name}: seed {seed}, loss {float(tensors['loss']):.6f}, {size} bytes")
 
 
+def gpu_errors(folder):
+    """bf16_error_gpu.json: the same errors where transformers' bf16 run is on a GPU, with the flash attention of torch (as ours
+    there, it keeps no more of its output than bf16, which the backward pass subtracts)."""
+    expected = load_file(folder / "expected.safetensors")
+    lengths = expected["cu_seqlens"].diff().tolist() if "cu_seqlens" in expected else None
+    model = MixtralForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, attn_implementation="sdpa", local_files_only=True
+    )
+    model.config._experts_implementation = "eager"
+    batch = (expected["input_ids"].cuda(), expected["labels"].cuda(), lengths)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        low = results(model.cuda().train(), *batch)
+    clipped = json.loads((folder / "case.json").read_text())["gradients"] == "clipped"
+    gradients = [value.float().norm() for name, value in low.items() if name.startswith("grad.")]
+    clip = min(1.0, 1.0 / (float(torch.stack(gradients).norm()) + 1e-6)) if clipped else 1.0
+    errors = {}
+    for name, value in expected.items():
+        if name in low and value.is_floating_point():
+            factor = clip if name.startswith("grad.") else 1.0
+            errors[name] = float(f"{relative_error(factor * low[name].float().cpu(), value):.3g}")
+    errors = {"made with": f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.cuda.get_device_name()}", **errors}
+    (folder / "bf16_error_gpu.json").write_text(json.dumps(errors, indent=1) + "\n")
+    print(f"{folder.name}: most {max(v for v in errors.values() if isinstance(v, float)):.3g}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=pathlib.Path)
     parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--gpu-errors", action="store_true", help="bf16_error_gpu.json for the cases' folders under OUT, on a GPU")
     parser.add_argument("--list", action="store_true", help="name the cases and what each is for")
     arguments = parser.parse_args()
     if arguments.list:
@@ -317,6 +345,10 @@ def main():
     if unknown:
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     torch.set_num_threads(1)
+    if arguments.gpu_errors:
+        for name in arguments.cases:
+            gpu_errors(arguments.out / name)
+        return
     for name in arguments.cases or CASES:
         make(name, arguments.out)
 

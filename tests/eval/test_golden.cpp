@@ -115,7 +115,15 @@ TEST_P(Golden, ForwardAndGradients) {
     const checkpoint::SafetensorsReader expected(files, folder / "expected.safetensors"), ours(files, output);
     // bf16: twice the error that transformers' own bf16 run has against its fp32 run (a few per cent, or the
     // rounding of one number where that happens to be less).
-    const auto bf16_error = read_json(folder / "bf16_error.json");
+    auto bf16_error = read_json(folder / "bf16_error.json");
+    // On a GPU attention keeps its output in bf16 alone, there as here: where backward subtracts from it nearly
+    // what it holds, that counts.
+    if (machine.on_gpu() && fs::exists(folder / "bf16_error_gpu.json")) {
+        const auto gpu_error = read_json(folder / "bf16_error_gpu.json");
+        for (const auto& [tensor, error] : gpu_error.items()) {
+            if (error.is_number() && error > bf16_error.at(tensor)) bf16_error[tensor] = error;
+        }
+    }
     const auto tolerance = [&](const std::string& name) {
         return c.dtype == DType::F32 ? (machine.on_gpu() ? 1e-4 : 1e-5)
                                      : std::max(2.0 * bf16_error.at(name).get<double>(), 0x1p-8);
