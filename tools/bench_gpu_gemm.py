@@ -1,0 +1,139 @@
+"""Grouped products and the experts' MLP of tools/bench_gpu.py, beside torch's: gpu_gemm.json."""
+
+import subprocess
+import tempfile
+
+from bench_gpu_common import HEAT, Failed, Process, clocks_of, json_of, limit_of, note, rounded, side
+
+# case of torch_step.py: the part of our cases' names that holds splits and sizes.
+PRODUCTS = {"8x7b": ("8_experts", "28672x4096"), "e128": ("128_experts", "1536x2048")}
+KINDS = {"fwd": "forward", "dgrad": "dgrad", "wgrad": "wgrad"}
+MLPS = {"8x7b": "bf16.8_experts.4096x14336", "fine_64e": "bf16.64_experts.2048x1024"}
+
+
+class Products:
+    def __init__(self, bench):
+        self.bench = bench
+        self.options = bench.options
+        self.warms = False  # the kernel benchmark knows --warm
+
+    def our_products(self, part):
+        """{case: (line, clocks and watts)} of moebius_kernel_bench for the cases with that in their name."""
+        program = self.options.bin / "moebius_kernel_bench"
+        with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as file:
+            command = [program, part, "--runs", max(3 if self.options.quick else 20, self.options.samples), "--json", file.name]
+            command += ["--warm", HEAT] if self.warms else []
+            running = Process("moebius_kernel_bench", command)
+            came, failed = {}, None
+            try:
+                while item := running.next(self.bench.deadline):
+                    came[item[1].split(" ", 1)[0]] = item[0]
+                    if " skipped: " in item[1]:
+                        self.bench.fail(item[1].split(" ", 1)[0], item[1].split(" skipped: ", 1)[1])
+            except Failed as error:
+                failed = error
+            lines = [line for line in map(json_of, file.read().splitlines()) if line]
+        if failed and not lines:
+            raise failed
+        if failed:
+            self.bench.fail(f"the rest of *{part}*", failed)
+        result = {}
+        for line in lines:
+            self.bench.built(line)
+            runs = line.get("samples") or [line["median_seconds"]] * line["runs"]
+            end = came.get(line["case"])
+            window = (end - sum(runs) - (HEAT if self.warms else 0), end) if end else (0, 0)
+            result[line["case"]] = (line, self.bench.meter.between(*window))
+        return result
+
+    def their_products(self, case):
+        """{(kind, routing): {side: (line, clocks and watts)}}"""
+        routing = "balanced" if self.options.quick else "balanced,skewed"
+        result = {}
+        for came, line in self.bench.ask_torch(f"gemm --case {case} --routing {routing} --samples {self.options.samples}"):
+            key = (line["case"].split(".")[2], line["routing"])
+            result.setdefault(key, {})[line["side"]] = (line, self.bench.meter.between(came - HEAT, came))
+        return result
+
+    def run(self):
+        try:
+            words = [str(self.options.bin / "moebius_kernel_bench"), "--help"]
+            self.warms = "--warm" in subprocess.run(words, capture_output=True, text=True, timeout=60).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            self.bench.fail("ours, products", error)
+            return
+        mlps = {}
+        for case, (experts, sizes) in PRODUCTS.items():
+            try:
+                ours = self.our_products(f".{experts}")
+            except Failed as error:
+                self.bench.fail(f"ours in grouped_gemm.{case}", error)
+                continue
+            mlps.update(ours)
+            note(f"products {case}: ours: {len(ours)} cases ({self.bench.seconds()})")
+            theirs = {}
+            try:
+                theirs = self.their_products(case)
+                note(f"products {case}: torch: {sum(map(len, theirs.values()))} cases ({self.bench.seconds()})")
+            except Failed as error:
+                self.bench.fail(f"torch in grouped_gemm.{case}", error)
+            self.product_cases(case, experts, sizes, ours, theirs)
+            self.bench.write("gemm")
+            if self.options.quick:
+                break
+        if not self.options.quick:
+            try:
+                mlps.update(self.our_products(".64_experts"))
+                note(f"MLPs: ours ({self.bench.seconds()})")
+            except Failed as error:
+                self.bench.fail("ours in mlp.fine_64e", error)
+        self.mlp_cases(mlps)
+        self.bench.write("gemm")
+
+    def product_cases(self, case, experts, sizes, ours, theirs):
+        rows = {"8x7b": 32768, "e128": 65536}[case]
+        outer, inner = (int(word) for word in sizes.split("x"))
+        shapes = {"experts": int(experts.split("_")[0]), "rows": rows, "in": inner, "out": outer}
+        for routing in ("balanced", "skewed"):
+            for kind, word in KINDS.items():
+                dense = theirs.get((kind, "dense"), {}).get("cublas")
+                torch = theirs.get((kind, routing), {}).get("torch")
+                if dense and case == "8x7b":
+                    self.bench.dense[kind] = dense[0]["median"]
+                for out in ("bf16", "f32") if kind == "wgrad" else ("bf16",):
+                    splits = experts + ("_skewed" if routing == "skewed" else "")
+                    found = ours.get(f"grouped_gemm/{word}.bf16_{out}.{splits}.{sizes}")
+                    if not found:
+                        continue
+                    line, at = found
+                    runs = line.get("samples") or [line["median_seconds"]]
+                    rates = side([line["flops"] / s / 1e12 for s in runs], variant=line["variant"])
+                    others, ratio, more = {}, {}, {}
+                    if torch and out == "bf16":
+                        others["torch"] = side(torch[0]["samples"], version=torch[0]["version"], **(torch[1] or clocks_of(torch[0])))
+                        ratio["torch"] = rounded(rates["median"] / others["torch"]["median"])
+                    if dense:
+                        more["limit"] = limit_of(dense[0]["median"], rates["median"], "dense bf16 cuBLAS product of the same FLOPs")
+                        more["limit"].update(dense[1] or clocks_of(dense[0]))
+                    name = f"grouped_gemm.{case}.{kind}.bf16" + (".fp32_out" if out == "f32" else "")
+                    name += ".skewed" if routing == "skewed" else ""
+                    more = {"others": others, "ratio": ratio, **more, "shapes": shapes, "routing": routing}
+                    self.bench.cases["gemm"].append(self.bench.case(name, "TFLOP/s", "higher", rates, at, **more))
+
+    def mlp_cases(self, found):
+        for case, sizes in MLPS.items():
+            pair = [found.get(f"grouped_mlp{way}/{sizes}") for way in ("", "_backward")]
+            if None in pair:
+                continue
+            runs = [line.get("samples") or [line["median_seconds"]] for line, _ in pair]
+            ways = {name: side(s, 1e3, variant=p[0]["variant"]) for name, s, p in zip(("forward", "backward"), runs, pair)}
+            both = side([f + b for f, b in zip(*runs)], 1e3, variant=" + ".join(p[0]["variant"] for p in pair))
+            flops = [line["flops"] for line, _ in pair]
+            more = {**ways, "tflops": rounded(sum(flops) / both["median"] / 1e9), "flops": sum(flops)}
+            for way, count in zip(ways, flops):
+                more[way]["tflops"] = rounded(count / more[way]["median"] / 1e9)
+            experts, rows = (8, 32768) if case == "8x7b" else (64, 131072)
+            hidden, intermediate = (int(word) for word in sizes.rsplit(".", 1)[1].split("x"))
+            more["shapes"] = {"experts": experts, "rows": rows, "hidden": hidden, "intermediate": intermediate}
+            more["routing"] = "balanced"
+            self.bench.cases["gemm"].append(self.bench.case(f"mlp.{case}.bf16", "ms", "lower", both, pair[1][1], **more))

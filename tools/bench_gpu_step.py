@@ -1,0 +1,113 @@
+"""Training steps of tools/bench_gpu.py, beside Hugging Face's: gpu_step.json."""
+
+import statistics
+
+from bench_gpu_common import GIB, Failed, Process, clocks_of, json_of, note, rounded, side
+
+FINE = {"hidden_size": 2048, "intermediate_size": 1024, "num_local_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 4}
+# case: what is not as in the configuration bench_8x7b_layers.
+STEPS = {"8x7b_2l": {}, "fine_64e_4l": FINE}
+EXPERTS = ["grouped_mm", "eager"]
+STATE = {
+    "ours": "bf16 weights; fp32 masters, moments and gradients",
+    "hf": "bf16 parameters, moments and gradients, no masters",
+}
+
+
+class Steps:
+    def __init__(self, bench):
+        self.bench = bench
+        self.options = bench.options
+
+    def our_step(self, case, mode):
+        shape = [f"config_kwargs.{key}={value}" for key, value in STEPS[case].items()]
+        command = [self.options.bin / "moebius_bench", "train", "--config=bench_8x7b_layers", "--rows=2", "--length=8192"]
+        command += [f"--warm={2 if self.options.quick else 3}", f"--steps={self.options.samples}"]
+        command += ["dtype=bf16", f"expert_ffn_mode={mode}", *shape]
+        program = Process("moebius_bench", command)
+        came, result = 0.0, None
+        while item := program.next(self.bench.deadline):
+            line = json_of(item[1])
+            if line and "samples" in line:
+                came, result = item[0], line
+        if result is None:
+            raise Failed("moebius_bench gave no result")
+        self.bench.built(result)
+        return result, self.bench.meter.between(came - sum(result["samples"]), came)
+
+    def their_step(self, case):
+        """{side: (line, clocks and watts)}"""
+        sides = {}
+        for experts in EXPERTS[:1] if self.options.quick else EXPERTS:
+            try:
+                answers = self.bench.ask_torch(f"step --case {case} --experts {experts} --warmup 3 --samples {self.options.samples}")
+            except Failed as error:
+                self.bench.fail(f"hf_{experts} in {case}", error)
+                continue
+            for came, line in answers:
+                seconds = (sum(line["samples"]) + line.get("back_to_back", 0) * line["n"]) / 1e3
+                sides[line["side"]] = (line, self.bench.meter.between(came - seconds, came))
+        return sides
+
+    def run(self):
+        for case in STEPS:
+            ours = {}
+            for mode in self.options.modes:
+                try:
+                    ours[mode] = self.our_step(case, mode)
+                    result = ours[mode][0]
+                    note(f"{case}: ours, {mode}: {1e3 * statistics.median(result['samples']):.2f} ms ({self.bench.seconds()})")
+                except Failed as error:
+                    self.bench.fail(f"ours, {mode}, in {case}", error)
+            theirs = self.their_step(case)
+            for name, (line, _) in theirs.items():
+                note(f"{case}: {name}: {line['median']:.2f} ms, {line.get('back_to_back', 0):.2f} queued ({self.bench.seconds()})")
+            for mode, (result, at) in ours.items():
+                self.bench.cases["step"] += self.cases_of(case, mode, result, at, theirs)
+            self.bench.write("step")
+
+    def cases_of(self, case, mode, result, at, theirs):
+        samples = [1e3 * s for s in result["samples"]]
+        median = statistics.median(samples)
+        memory = result.get("memory", {})
+        held = {"ours": rounded(memory.get("peak_bytes", 0) / GIB)}
+        others, ratio = {}, {}
+        tokens = result["rows"] * result["length"] * result.get("micro_batches", 1)
+        rate, flops = {"ours": round(1e3 * tokens / median)}, result.get("model_flops", 0)
+        for name, (line, there) in theirs.items():
+            # Ours are queued one behind the other; their better way counts.
+            best = min(line["median"], line.get("back_to_back") or line["median"])
+            queued = {"back_to_back": line.get("back_to_back"), "model_tflops": rounded(flops / best / 1e9)}
+            others[name] = side(line["samples"], version=line["version"], **queued, **(there or clocks_of(line)))
+            ratio[name] = rounded(best / median)
+            held[name] = line["memory_gib"]
+            rate[name] = round(1e3 * tokens / best)
+            if abs(line["parameters"] / result["parameters"] - 1) > 1e-3:
+                self.bench.fail(f"{name} in {case}", f"it has {line['parameters']} parameters, ours {result['parameters']}")
+                del others[name], ratio[name], held[name], rate[name]
+        kernels = {row["op"]: row["variant"] for row in result.get("kernels", [])}
+        more = {"others": others, "ratio": ratio, "memory_gib": held, "tokens_per_second": rate}
+        more["ratio_of"] = "the lesser of their median and back_to_back (the mean of queued steps), to our median of queued steps"
+        more["optimizer_state"] = {name: STATE["ours" if name == "ours" else "hf"] for name in ("ours", *others)}
+        more["model_tflops"] = rounded(flops / median / 1e9)
+        owners = memory.get("peak_bytes_by_owner", {})
+        more["memory_by_owner_gib"] = {owner: rounded(b / GIB) for owner, b in owners.items() if b >= GIB / 64}
+        more["memory_from_system_gib"] = rounded(memory.get("system_bytes", 0) / GIB)
+        shapes = {"config": "bench_8x7b_layers", **STEPS[case], "rows": result["rows"], "length": result["length"]}
+        more["shapes"] = {**shapes, "parameters": result["parameters"]}
+        more["routing"] = "learned"
+        more["kernels"] = kernels
+        more["loss"] = [result.get("first_loss"), result.get("last_loss")]
+        name = f"train_step.{case}.bf16"
+        cases = [self.bench.case(name, "ms", "lower", side(samples, variant=mode), at, **more)]
+        spread = result.get("enqueue_seconds", {})
+        enqueue = result.get("enqueue_samples")
+        if enqueue:
+            host = side(enqueue, 1e3, variant=mode)
+        elif spread:
+            host = {key: rounded(1e3 * spread[of]) for key, of in (("median", "median"), ("min", "least"), ("max", "most"))}
+            host = {**host, "n": len(samples), "variant": mode}
+        else:
+            return cases
+        nodes = {"graph_nodes": result.get("graph_nodes"), "shapes": more["shapes"], "routing": "learned"}
+        return [*cases, self.bench.case(f"host_enqueue.{case}", "ms", "lower", host, {}, **nodes)]
