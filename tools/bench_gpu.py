@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Measures Moebius on a GPU beside torch and Hugging Face and writes bench/results/gpu_*.json: run by tools/bench.sh --gpu.
 
-    tools/bench_gpu.py [--only step,gemm] [--bin DIR] [--python FILE] [--out DIR] [--samples N] [--quick] [--limit SECONDS]
+    tools/bench_gpu.py [--only start,step,gemm,bytes] [--bin DIR] [--python FILE] [--out DIR] [--samples N] [--quick] [--limit SECONDS]
 
+  start L0_sanity from the start of the process to the end of its first step                               gpu_start.json
   step  training steps of two layers of Mixtral-8x7B and four fine-grained ones, beside Hugging Face's    gpu_step.json
   gemm  grouped products beside torch's, the experts' MLP                                                  gpu_gemm.json
+  bytes what only moves bytes, beside a copy: router, permutation, AdamW, norms                            gpu_bytes.json
 
 Both sides take turns on one card (CUDA_VISIBLE_DEVICES chooses it); torch's process stays, imported and idle, while ours
 runs. A part that fails is left out and its reason printed. --quick tries everything in small and writes to build/bench/quick.
@@ -18,12 +20,14 @@ import pathlib
 import sys
 import time
 
+from bench_gpu_bytes import Bytes
 from bench_gpu_common import HEAT, ROOT, Failed, Meter, Process, card_of_machine, head_commit, json_of, limit_of, note
 from bench_gpu_gemm import Products
+from bench_gpu_start import Start
 from bench_gpu_step import Steps
 
 # topic: its cases go to gpu_TOPIC.json
-TOPICS = {"step": Steps, "gemm": Products}
+TOPICS = {"start": Start, "step": Steps, "gemm": Products, "bytes": Bytes}
 
 
 class Bench:
@@ -134,7 +138,7 @@ class Bench:
     def table(self):
         head = ("case", "unit", "ours", "min", "max", "other", "theirs", "ratio", "of limit", "MHz", "W", "GiB")
         rows = [head]
-        for case in self.cases["step"] + self.cases["gemm"]:
+        for case in sum(self.cases.values(), []):
             ours, limit = case["ours"], case.get("limit")
             clocks = case.get("clocks_mhz", {}).get("sm", "")
             gib = case.get("memory_gib", {}).get("ours")
@@ -182,8 +186,9 @@ def arguments():
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--modes", default="fused_grouped_mlp", help="of expert_ffn_mode, with commas")
+    parser.add_argument("--genome", type=pathlib.Path, default=ROOT / "build/data/NC_008253.fna.gz", help="for start")
     parser.add_argument("--commit", default="", help="of the programs, where they do not say")
-    parser.add_argument("--limit", type=float, default=280, help="seconds; what has not come by then is left out")
+    parser.add_argument("--limit", type=float, default=480, help="seconds; what has not come by then is left out")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.only = options.only.split(",")
@@ -191,7 +196,7 @@ def arguments():
     if unknown:
         parser.error(f"--only: {unknown[0]} is not one of {', '.join(TOPICS)}")
     options.modes = options.modes.split(",")
-    options.bin = options.bin.resolve()
+    options.bin, options.genome = options.bin.resolve(), options.genome.resolve()
     if options.quick:
         options.samples = 3
     elif options.samples < 10:

@@ -55,12 +55,18 @@ class Products:
             result.setdefault(key, {})[line["side"]] = (line, self.bench.meter.between(came - HEAT, came))
         return result
 
-    def run(self):
+    def find_warm(self):
+        """Whether there is a kernel benchmark, and what it knows."""
         try:
             words = [str(self.options.bin / "moebius_kernel_bench"), "--help"]
             self.warms = "--warm" in subprocess.run(words, capture_output=True, text=True, timeout=60).stdout
         except (OSError, subprocess.SubprocessError) as error:
-            self.bench.fail("ours, products", error)
+            self.bench.fail("moebius_kernel_bench", error)
+            return False
+        return True
+
+    def run(self):
+        if not self.find_warm():
             return
         mlps = {}
         for case, (experts, sizes) in PRODUCTS.items():

@@ -1,17 +1,43 @@
 """Training steps of tools/bench_gpu.py, beside Hugging Face's: gpu_step.json."""
 
+import dataclasses
 import statistics
 
 from bench_gpu_common import GIB, Failed, Process, clocks_of, json_of, note, rounded, side
 
 FINE = {"hidden_size": 2048, "intermediate_size": 1024, "num_local_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 4}
-# case: what is not as in the configuration bench_8x7b_layers.
-STEPS = {"8x7b_2l": {}, "fine_64e_4l": FINE}
-EXPERTS = ["grouped_mm", "eager"]
+# What is not as in the configuration bench_8x7b_layers.
+SHAPES = {"8x7b_2l": {}, "fine_64e_4l": FINE}
+# The other side's optimizer: bf16 gradients and moments, no masters.
+COMPARED = ["grad_dtype=bf16", "adamw_kwargs.state_dtype=bf16", "optimizer_master_weights=false"]
 STATE = {
-    "ours": "bf16 weights; fp32 masters, moments and gradients",
-    "hf": "bf16 parameters, moments and gradients, no masters",
+    True: "bf16 parameters, moments and gradients, no masters",
+    False: "bf16 weights; fp32 masters, moments and gradients",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A step that is timed: ours, and which of Hugging Face's experts beside it."""
+
+    shape: str
+    compared: bool = True  # with the other side's optimizer state
+    micro_batches: int = 1
+    experts: tuple = ("grouped_mm", "eager")
+
+    @property
+    def name(self):
+        ending = "" if self.compared else ".fp32_state"
+        return f"{self.shape}.bf16{ending}" + (f".acc{self.micro_batches}" if self.micro_batches > 1 else "")
+
+
+STEPS = [
+    Kind("8x7b_2l"),
+    Kind("fine_64e_4l"),
+    Kind("8x7b_2l", micro_batches=4, experts=("grouped_mm",)),
+    Kind("8x7b_2l", compared=False, experts=()),
+    Kind("fine_64e_4l", compared=False, experts=()),
+]
 
 
 class Steps:
@@ -19,8 +45,10 @@ class Steps:
         self.bench = bench
         self.options = bench.options
 
-    def our_step(self, case, mode):
-        shape = [f"config_kwargs.{key}={value}" for key, value in STEPS[case].items()]
+    def our_step(self, kind, mode):
+        shape = [f"config_kwargs.{key}={value}" for key, value in SHAPES[kind.shape].items()]
+        shape += COMPARED if kind.compared else []
+        shape += [f"grad_acc_steps={kind.micro_batches}"] if kind.micro_batches > 1 else []
         command = [self.options.bin / "moebius_bench", "train", "--config=bench_8x7b_layers", "--rows=2", "--length=8192"]
         command += [f"--warm={2 if self.options.quick else 3}", f"--steps={self.options.samples}"]
         command += ["dtype=bf16", f"expert_ffn_mode={mode}", *shape]
@@ -35,14 +63,15 @@ class Steps:
         self.bench.built(result)
         return result, self.bench.meter.between(came - sum(result["samples"]), came)
 
-    def their_step(self, case):
+    def their_step(self, kind):
         """{side: (line, clocks and watts)}"""
         sides = {}
-        for experts in EXPERTS[:1] if self.options.quick else EXPERTS:
+        words = f"step --case {kind.shape} --accumulate {kind.micro_batches} --warmup 3 --samples {self.options.samples}"
+        for experts in kind.experts[:1] if self.options.quick else kind.experts:
             try:
-                answers = self.bench.ask_torch(f"step --case {case} --experts {experts} --warmup 3 --samples {self.options.samples}")
+                answers = self.bench.ask_torch(f"{words} --experts {experts}")
             except Failed as error:
-                self.bench.fail(f"hf_{experts} in {case}", error)
+                self.bench.fail(f"hf_{experts} in {kind.name}", error)
                 continue
             for came, line in answers:
                 seconds = (sum(line["samples"]) + line.get("back_to_back", 0) * line["n"]) / 1e3
@@ -50,23 +79,23 @@ class Steps:
         return sides
 
     def run(self):
-        for case in STEPS:
-            ours = {}
+        for kind in STEPS:
+            ours, case = {}, kind.name
             for mode in self.options.modes:
                 try:
-                    ours[mode] = self.our_step(case, mode)
+                    ours[mode] = self.our_step(kind, mode)
                     result = ours[mode][0]
                     note(f"{case}: ours, {mode}: {1e3 * statistics.median(result['samples']):.2f} ms ({self.bench.seconds()})")
                 except Failed as error:
                     self.bench.fail(f"ours, {mode}, in {case}", error)
-            theirs = self.their_step(case)
+            theirs = self.their_step(kind)
             for name, (line, _) in theirs.items():
                 note(f"{case}: {name}: {line['median']:.2f} ms, {line.get('back_to_back', 0):.2f} queued ({self.bench.seconds()})")
             for mode, (result, at) in ours.items():
-                self.bench.cases["step"] += self.cases_of(case, mode, result, at, theirs)
+                self.bench.cases["step"] += self.cases_of(kind, mode, result, at, theirs)
             self.bench.write("step")
 
-    def cases_of(self, case, mode, result, at, theirs):
+    def cases_of(self, kind, mode, result, at, theirs):
         samples = [1e3 * s for s in result["samples"]]
         median = statistics.median(samples)
         memory = result.get("memory", {})
@@ -83,23 +112,22 @@ class Steps:
             held[name] = line["memory_gib"]
             rate[name] = round(1e3 * tokens / best)
             if abs(line["parameters"] / result["parameters"] - 1) > 1e-3:
-                self.bench.fail(f"{name} in {case}", f"it has {line['parameters']} parameters, ours {result['parameters']}")
+                self.bench.fail(f"{name} in {kind.name}", f"it has {line['parameters']} parameters, ours {result['parameters']}")
                 del others[name], ratio[name], held[name], rate[name]
         kernels = {row["op"]: row["variant"] for row in result.get("kernels", [])}
         more = {"others": others, "ratio": ratio, "memory_gib": held, "tokens_per_second": rate}
         more["ratio_of"] = "the lesser of their median and back_to_back (the mean of queued steps), to our median of queued steps"
-        more["optimizer_state"] = {name: STATE["ours" if name == "ours" else "hf"] for name in ("ours", *others)}
+        more["optimizer_state"] = {"ours": STATE[kind.compared], **{name: STATE[True] for name in others}}
         more["model_tflops"] = rounded(flops / median / 1e9)
         owners = memory.get("peak_bytes_by_owner", {})
         more["memory_by_owner_gib"] = {owner: rounded(b / GIB) for owner, b in owners.items() if b >= GIB / 64}
         more["memory_from_system_gib"] = rounded(memory.get("system_bytes", 0) / GIB)
-        shapes = {"config": "bench_8x7b_layers", **STEPS[case], "rows": result["rows"], "length": result["length"]}
+        shapes = {"config": "bench_8x7b_layers", **SHAPES[kind.shape], "micro_batches": kind.micro_batches, "rows": result["rows"], "length": result["length"]}
         more["shapes"] = {**shapes, "parameters": result["parameters"]}
         more["routing"] = "learned"
         more["kernels"] = kernels
         more["loss"] = [result.get("first_loss"), result.get("last_loss")]
-        name = f"train_step.{case}.bf16"
-        cases = [self.bench.case(name, "ms", "lower", side(samples, variant=mode), at, **more)]
+        cases = [self.bench.case(f"train_step.{kind.name}", "ms", "lower", side(samples, variant=mode), at, **more)]
         spread = result.get("enqueue_seconds", {})
         enqueue = result.get("enqueue_samples")
         if enqueue:
@@ -110,4 +138,4 @@ class Steps:
         else:
             return cases
         nodes = {"graph_nodes": result.get("graph_nodes"), "shapes": more["shapes"], "routing": "learned"}
-        return [*cases, self.bench.case(f"host_enqueue.{case}", "ms", "lower", host, {}, **nodes)]
+        return [*cases, self.bench.case(f"host_enqueue.{kind.name}", "ms", "lower", host, {}, **nodes)]

@@ -116,8 +116,8 @@ TEST_P(Golden, ForwardAndGradients) {
     // bf16: twice the error that transformers' own bf16 run has against its fp32 run (a few per cent, or the
     // rounding of one number where that happens to be less).
     auto bf16_error = read_json(folder / "bf16_error.json");
-    // On a GPU attention keeps its output in bf16 alone, there as here: where backward subtracts from it nearly
-    // what it holds, that counts.
+    // On a GPU attention keeps its output in bf16 alone, there as here: where backward subtracts from it
+    // nearly what it holds, that counts.
     if (machine.on_gpu() && fs::exists(folder / "bf16_error_gpu.json")) {
         const auto gpu_error = read_json(folder / "bf16_error_gpu.json");
         for (const auto& [tensor, error] : gpu_error.items()) {

@@ -132,8 +132,12 @@ void gemm_cases(std::vector<Case>& cases) {
         cases.push_back(gemm_case(kind, DType::BF16, DType::F32, shapes[4], true));
         cases.push_back(gemm_case(kind, DType::F32, DType::BF16, shapes[5], false));
         // The gradient of fp32 logits beside bf16 weights and activations.
-        for (const GemmShape& s :
-             {GemmShape{1, 17, 33}, {77, 65, 31}, {130, 40, 304}, {61, 129, 261, 5}, {96, 8, 64}, {24, 1040, 16}}) {
+        for (const GemmShape& s : {GemmShape{1, 17, 33},
+                                   {77, 65, 31},
+                                   {130, 40, 304},
+                                   {61, 129, 261, 5},
+                                   {96, 8, 64},
+                                   {24, 1040, 16}}) {
             for (const DType out : {DType::F32, DType::BF16}) {
                 cases.push_back(with_mutants(gemm_case(kind, DType::F32, out, s, false, DType::BF16), kind));
                 cases.push_back(gemm_case(kind, DType::F32, out, s, true, DType::BF16));

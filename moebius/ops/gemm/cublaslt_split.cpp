@@ -31,8 +31,8 @@ void gemm_side_by_side(const GemmArgs& args, const Exec& exec) {
     const View low = deep.a.columns(0, features), middle = deep.a.columns(features, features);
     cuda::split_f32(args.a, deep.a.columns(2 * features, features), middle, low, exec);
     for (int64_t part = 0; part < 3; ++part)
-        copy(deep.b.rows(part * features, features).data, args.b.data,
-             static_cast<size_t>(args.b.bytes()), exec);
+        copy(deep.b.rows(part * features, features).data, args.b.data, static_cast<size_t>(args.b.bytes()),
+             exec);
     cublaslt::gemm(deep, exec);
 }
 

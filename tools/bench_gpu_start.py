@@ -1,0 +1,34 @@
+"""From the start of the process to the first finished step of L0_sanity, of tools/bench_gpu.py: gpu_start.json."""
+
+import subprocess
+import tempfile
+import time
+
+from bench_gpu_common import ROOT, Failed, last_words, note, side
+
+
+class Start:
+    def __init__(self, bench):
+        self.bench = bench
+        self.options = bench.options
+
+    def once(self):
+        """Seconds until the program has trained its one step and ended: an upper bound of the first step's end."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = [self.options.bin / "moebius", "train", "--config-name=L0_sanity", f"dataset.path={self.options.genome}"]
+            command += ["device=cuda", "num_train_steps=1", f"logger.run_dir={folder}/run", "checkpoint.save_final_model=false"]
+            command += ["validation.fraction=0", "dtype=bf16"]
+            begin = time.monotonic()
+            done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+            seconds = time.monotonic() - begin
+        if done.returncode != 0:
+            raise Failed(last_words(done.stderr or done.stdout))
+        return seconds
+
+    def run(self):
+        cold = self.once()
+        warm = [self.once() for _ in range(3 if self.options.quick else 10)]
+        note(f"start: {cold:.2f} s the first time, then {min(warm):.2f} to {max(warm):.2f} ({self.bench.seconds()})")
+        about = {"from_to": "start of the process to its end after one step", "first_run_seconds": round(cold, 3)}
+        self.bench.cases["start"].append(self.bench.case("start.l0_gpu.bf16", "s", "lower", side(warm, variant="cuda"), {}, **about))
+        self.bench.write("start")
