@@ -54,7 +54,8 @@ class InfoCommand : public Command {
         for (const ops::OpInfo& op : ops::registry()) {
             std::vector<std::string> variants;
             for (const ops::VariantInfo& v : op.variants) {
-                variants.push_back(v.name + (v.in_build ? "" : " (not in this build)"));
+                variants.push_back(v.name + (v.in_build ? "" : " (not in this build)") +
+                                   (v.repeats ? "" : " (only if forced: other bits in each run)"));
             }
             print(fmt::format("  {:<22} {}", op.name, list(variants)));
         }

@@ -31,7 +31,9 @@ size_t choose(const char* op, const std::vector<Candidate>& candidates, const Ex
     for (size_t index = 0; index < candidates.size(); ++index) {
         const VariantInfo& info = candidates[index].info;
         if (forced && info.name != *forced) continue;
-        const std::string reason = reason_against(candidates[index], exec);
+        std::string reason = reason_against(candidates[index], exec);
+        if (reason.empty() && !info.repeats && !forced)
+            reason = fmt::format("gives other bits in each run: only with kernels.{} = {}", op, info.name);
         if (reason.empty()) {
             if (exec.log) exec.log->record(op, info.name, passed_over, cost);
             return index;

@@ -32,6 +32,7 @@ struct Variant {
     int min_cc, max_cc;  // compute capability × 10; ignored on the CPU
     std::string (*why_not)(const Args&, const Exec&);
     void (*run)(const Args&, const Exec&);  // null: not in this build
+    bool repeats = true;  // two runs give the same bits. False: runs only where it is forced by name
 };
 
 template <class Args>
@@ -44,6 +45,7 @@ struct VariantInfo {
     DeviceKind kind;
     int min_cc, max_cc;
     bool in_build;
+    bool repeats = true;
 };
 
 namespace detail {
@@ -66,7 +68,7 @@ void dispatch(const char* op, std::span<const Variant<Args>> table, const Args& 
     candidates.reserve(table.size());
     for (const auto& row : table) {
         const bool here = row.kind == exec.device->kind();
-        candidates.push_back({{row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr},
+        candidates.push_back({{row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr, row.repeats},
                               here ? row.why_not(args, exec) : std::string("is for another device")});
     }
     const size_t chosen = detail::choose(op, candidates, exec, cost);
@@ -80,7 +82,7 @@ template <class Args>
 std::vector<VariantInfo> describe(std::span<const Variant<Args>> table) {
     std::vector<VariantInfo> rows;
     for (const auto& row : table)
-        rows.push_back({row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr});
+        rows.push_back({row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr, row.repeats});
     return rows;
 }
 

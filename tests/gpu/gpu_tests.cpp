@@ -28,14 +28,15 @@ namespace {
 constexpr const char* kHelp =
     "gpu_tests [--op NAME]… [--variant NAME] [--case PART] [--jobs N] [--timeout SECONDS] [--json FILE] "
     "[--list]\n"
-    "          [--bare] [--small]\n"
+    "          [--bare] [--small] [--own]\n"
     "  --case PART   only cases whose name contains PART\n"
     "  --jobs N      ops tested at one time (default 4)\n"
     "  --timeout S   seconds without progress after which an op's process is ended as hung (default 120)\n"
     "  --list        ops, their CUDA variants and numbers of cases\n"
     "  --bare        for compute-sanitizer: one process, memory of its own for every tensor, no graphs, no "
     "mutants\n"
-    "  --small       with --bare: at most 6 cases a variant, the smallest of each group\n";
+    "  --small       with --bare: at most 6 cases a variant, the smallest of each group\n"
+    "  --own         no variants whose kernels are a library's\n";
 
 bool has_cuda(const OpInfo& op) {
     for (const VariantInfo& v : op.variants) {
@@ -304,6 +305,8 @@ Options parse(int argc, char** argv) {
             options.list = true;
         } else if (word == "--bare") {
             options.bare = true;
+        } else if (word == "--own") {
+            options.own = true;
         } else if (word == "--small") {
             options.small = true;
         } else {

@@ -22,7 +22,7 @@ struct Options {
     std::vector<std::string> ops;
     std::string variant, part, json, child;
     int jobs = 4, timeout = 120, from = 0;
-    bool list = false, bare = false, small = false;
+    bool list = false, bare = false, small = false, own = false;
 };
 
 // What happened in one (op, variant), the word "mutants" being one more variant.
@@ -63,10 +63,14 @@ class OpTest {
     void check_alive();
     void fail(Count& count, const Case& c, const std::string& variant, const std::string& message);
     void skip(Count& count, const std::string& reason);
-    void run_one(const Case& c, PreparedCase& prepared, const std::string& variant,
-                 const ForcedVariants* forced);
-    // What is wrong with the case under `exec`; "" for nothing. `thorough`: a second run and a graph.
-    std::string wrong_of(const Case& c, PreparedCase& prepared, const Exec& exec, bool thorough);
+    // A forced variant, which then also runs a second time and from a graph; `repeats`: to the same bits.
+    struct Way {
+        const ForcedVariants* forced = nullptr;
+        bool repeats = true;
+    };
+    void run_one(const Case& c, PreparedCase& prepared, const std::string& variant, const Way& way);
+    // What is wrong with the case under `exec`; "" for nothing.
+    std::string wrong_of(const Case& c, PreparedCase& prepared, const Exec& exec, const Way& way);
 
     OpInfo op_;
     const Options& options_;

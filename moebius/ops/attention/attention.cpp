@@ -10,11 +10,16 @@
 namespace moebius::ops {
 namespace {
 
-template <class Args>
-std::string not_for_cudnn(const Args& a, const Exec& exec) {
+std::string not_for_cudnn(const AttentionArgs& a, const Exec& exec) {
     const std::string reason = cudnn::refused(a);
     // A dry step may be about a device that is not here.
     return !reason.empty() || exec.dry ? reason : cudnn::unavailable(a, exec);
+}
+
+template <bool kOrdered>
+std::string backward_not_for_cudnn(const AttentionBackwardArgs& a, const Exec& exec) {
+    const std::string reason = cudnn::refused(a, kOrdered);
+    return !reason.empty() || exec.dry ? reason : cudnn::unavailable(a, kOrdered, exec);
 }
 
 template <class Args>
@@ -25,12 +30,14 @@ std::string not_for_cuda_any(const Args& a, const Exec&) {
 }
 
 constexpr Variant<AttentionArgs> kForward[] = {
-    {"cudnn", DeviceKind::Cuda, 90, 90, not_for_cudnn<AttentionArgs>, MOEBIUS_CUDNN(cudnn::attention)},
+    {"cudnn", DeviceKind::Cuda, 90, 90, not_for_cudnn, MOEBIUS_CUDNN(cudnn::attention)},
     {"cuda_any", DeviceKind::Cuda, 80, 999, not_for_cuda_any<AttentionArgs>, MOEBIUS_CUDA(cuda::attention)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AttentionArgs>, cpu::attention}};
 constexpr Variant<AttentionBackwardArgs> kBackward[] = {
-    {"cudnn", DeviceKind::Cuda, 90, 90, not_for_cudnn<AttentionBackwardArgs>,
+    {"cudnn", DeviceKind::Cuda, 90, 90, backward_not_for_cudnn<true>,
      MOEBIUS_CUDNN(cudnn::attention_backward)},
+    {"cudnn_unordered", DeviceKind::Cuda, 90, 90, backward_not_for_cudnn<false>,
+     MOEBIUS_CUDNN(cudnn::attention_backward_unordered), false},
     {"cuda_any", DeviceKind::Cuda, 80, 999, not_for_cuda_any<AttentionBackwardArgs>,
      MOEBIUS_CUDA(cuda::attention_backward)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AttentionBackwardArgs>, cpu::attention_backward}};

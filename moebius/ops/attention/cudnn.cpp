@@ -34,7 +34,7 @@ struct Rows {
 
 // All that a graph depends on. A backward graph's rows are those of one piece.
 struct GraphKey {
-    bool backward = false;
+    bool backward = false, ordered = true;
     int64_t sequences = 0, length = 0, head_dim = 0, window = 0;
     float scale = 0;
     std::array<Rows, PackedLayout::kMostTensors> rows{};
@@ -72,7 +72,7 @@ class Builder {
             // No bound on the tokens of all sequences: with one, the library takes dk to lie as k does.
             auto options = graph::SDPA_backward_attributes()
                                .set_name("attention_backward")
-                               .set_deterministic_algorithm(true);
+                               .set_deterministic_algorithm(key_.ordered);
             mask(options, lengths, kv_lengths);
             auto [dq, dk, dv] =
                 graph_->sdpa_backward(q, k, v, input(kOut), input(kDout), input(kStats), options);
@@ -244,10 +244,11 @@ bool dense_gradients(const AttentionBackwardArgs& a) {
     return a.q.size(1) != a.k.size(1);
 }
 
-GraphKey key_of(const AttentionBackwardArgs& a, const Pieces& pieces) {
+GraphKey key_of(const AttentionBackwardArgs& a, const Pieces& pieces, bool ordered) {
     GraphKey key = common_key(a.shape, a.q, pieces);
     const int64_t kv_heads = pieces.kv_heads, heads = a.q.size(1) / a.k.size(1) * kv_heads, d = a.q.size(2);
     key.backward = true;
+    key.ordered = ordered;
     key.rows[kQ] = rows_of(a.q, heads);
     key.rows[kK] = rows_of(a.k, kv_heads);
     key.rows[kV] = rows_of(a.v, kv_heads);
@@ -294,12 +295,13 @@ std::string unavailable(const AttentionArgs& a, const Exec& exec) {
     return library.plan(key_of(a), exec.device->cc()).error;
 }
 
-std::string unavailable(const AttentionBackwardArgs& a, const Exec& exec) {
+std::string unavailable(const AttentionBackwardArgs& a, bool ordered, const Exec& exec) {
     Library& library = exec.device->slot<Library>();
     if (!library.error().empty() || nothing_to_do(a.shape, a.q)) return library.error();
     const std::string reason = refused_by_version(a.shape, cudnnGetVersion());
     if (!reason.empty()) return reason;
-    return library.plan(key_of(a, backward_pieces(sizes_of(a.shape, a.q, a.k))), exec.device->cc()).error;
+    const Pieces pieces = backward_pieces(sizes_of(a.shape, a.q, a.k), ordered);
+    return library.plan(key_of(a, pieces, ordered), exec.device->cc()).error;
 }
 
 void attention(const AttentionArgs& a, const Exec& exec) {
@@ -329,11 +331,13 @@ void attention(const AttentionArgs& a, const Exec& exec) {
     unpack_stats(stats, a.lse, a.shape, exec);
 }
 
-void attention_backward(const AttentionBackwardArgs& a, const Exec& exec) {
+namespace {
+
+void backward(const AttentionBackwardArgs& a, bool ordered, const Exec& exec) {
     if (nothing_to_do(a.shape, a.q)) return;
     Library& library = exec.device->slot<Library>();
-    const Pieces pieces = backward_pieces(sizes_of(a.shape, a.q, a.k));
-    const GraphKey key = key_of(a, pieces);
+    const Pieces pieces = backward_pieces(sizes_of(a.shape, a.q, a.k), ordered);
+    const GraphKey key = key_of(a, pieces, ordered);
     const Plan& plan = plan_or_throw(library, key, exec);
     const int64_t tokens = a.q.size(0), heads = key.rows[kQ].heads;
 
@@ -381,6 +385,16 @@ void attention_backward(const AttentionBackwardArgs& a, const Exec& exec) {
             copy_heads(from->as<void>(), to, a.shape, exec);
         }
     }
+}
+
+}  // namespace
+
+void attention_backward(const AttentionBackwardArgs& a, const Exec& exec) {
+    backward(a, true, exec);
+}
+
+void attention_backward_unordered(const AttentionBackwardArgs& a, const Exec& exec) {
+    backward(a, false, exec);
 }
 
 }  // namespace moebius::ops::cudnn

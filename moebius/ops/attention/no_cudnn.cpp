@@ -6,7 +6,7 @@ std::string unavailable(const AttentionArgs&, const Exec&) {
     return "is not in this build";
 }
 
-std::string unavailable(const AttentionBackwardArgs&, const Exec&) {
+std::string unavailable(const AttentionBackwardArgs&, bool, const Exec&) {
     return "is not in this build";
 }
 

@@ -57,7 +57,8 @@ Pieces forward_pieces(const AttentionSizes& s) {
         .kv_heads = s.kv_heads, .sequences = s.sequences, .head_pieces = 1, .sequence_pieces = 1, .bytes = 0};
 }
 
-Pieces backward_pieces(const AttentionSizes& s) {
+Pieces backward_pieces(const AttentionSizes& s, bool ordered) {
+    if (!ordered) return forward_pieces(s);
     const int64_t length = ceil_div(std::max<int64_t>(s.max_seqlen, 1), kLengthStep) * kLengthStep;
     const int64_t one = s.heads / s.kv_heads * length * length * bytes_of(DType::BF16, 1);
     const int64_t fit = std::max<int64_t>(kPieceBytes / one, 1);  // kv heads × sequences
@@ -78,7 +79,7 @@ std::string refused(const AttentionArgs& a) {
     return refused_both(a.shape, a.q, a.out_rest, {&a.q, &a.k, &a.v, &a.out});
 }
 
-std::string refused(const AttentionBackwardArgs& a) {
+std::string refused(const AttentionBackwardArgs& a, bool ordered) {
     std::string reason =
         refused_both(a.shape, a.q, a.out_rest, {&a.q, &a.k, &a.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv});
     if (!reason.empty()) return reason;
@@ -86,7 +87,7 @@ std::string refused(const AttentionBackwardArgs& a) {
         !alike(a.out, a.dout)) {
         return "asks for dq that lies as q does, dout as out, and v, dk and dv as k";
     }
-    const Pieces pieces = backward_pieces(sizes_of(a.shape, a.q, a.k));
+    const Pieces pieces = backward_pieces(sizes_of(a.shape, a.q, a.k), ordered);
     if (pieces.bytes > kMostPieceBytes) {
         return fmt::format("needs {} bytes for the gradients of scores of sequences of {} tokens",
                            pieces.bytes, a.shape.max_seqlen);

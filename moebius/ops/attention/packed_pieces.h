@@ -35,13 +35,13 @@ inline constexpr size_t kVersionWithEmptySequences = 92500;
 struct AttentionSizes {
     int64_t sequences, max_seqlen, heads, kv_heads;
 };
-Pieces backward_pieces(const AttentionSizes& sizes);
-// One piece with everything.
+// Unordered: one piece with everything, as forward.
+Pieces backward_pieces(const AttentionSizes& sizes, bool ordered = true);
 Pieces forward_pieces(const AttentionSizes& sizes);
 
 // Reasons against that follow from the arguments alone; "" for none.
 std::string refused(const AttentionArgs& args);
-std::string refused(const AttentionBackwardArgs& args);
+std::string refused(const AttentionBackwardArgs& args, bool ordered = true);
 // What follows from the library's version.
 std::string refused_by_version(const AttentionShape& shape, size_t version);
 
