@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Measures Moebius on the CPU and writes bench/results/*.json: run by tools/bench.sh.
 
-    tools/bench_cpu.py [--only step,ops,load,run] [--rounds N] [--threads N] [--quick] [--build DIR] [--python FILE]
+    tools/bench_cpu.py [--only step,ops,load,run,build] [--rounds N] [--threads N] [--quick] [--build DIR] [--python FILE]
 
   step  a training step of L0_sanity beside Hugging Face's, in turns                         cpu_step.json
   ops   every benchmark case of the operations                                               ops_cpu.json
   load  reading FASTA on one core; what a run waits for its data                             load.json
   run   L0_sanity as `make run` trains it: time, memory, held-out loss beside count models   run.json
+  build a cold `make build` without a GPU's kernels, in a clone of its own                   build.json
 
 Only one process works at a time. A product of matrices timed in between says how steady the machine was: where it varied by
 more than a tenth, times are marked unreliable. --quick tries everything in small and writes to build/bench/quick.
@@ -321,6 +322,26 @@ class Bench:
         memory = self.case(f"{name}.peak_memory", "GiB", "lower", side([run["gib"]], variant=variant))
         self.write("run", [*timed, memory, loss])
 
+    # --- a build
+
+    def build(self):
+        if self.options.quick:
+            print("bench: build: nothing in small", flush=True)
+            return
+        clone = self.work / "clone"
+        subprocess.run(["git", "clone", "-q", "--no-hardlinks", ROOT, clone], check=True)
+        before = self.products()
+        command = ["make", "-C", clone, "build", f"JOBS={self.options.threads}"]
+        environment = {**os.environ, "CCACHE_DISABLE": "1", "CUDA": "0"}
+        start = time.perf_counter()
+        done = subprocess.run([str(w) for w in command], env=environment, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - start
+        if done.returncode != 0:
+            raise SystemExit(f"bench: make build ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+        cases = [self.case("build.cpu.cold", "s", "lower", side([seconds], variant="no ccache"))]
+        self.finish(cases, before)
+        self.write("build", cases)
+
 
 def check_clean(bench):
     """Figures name a commit: the tree must be that commit's."""
@@ -334,7 +355,7 @@ def check_clean(bench):
 
 
 def arguments():
-    topics = ["step", "ops", "load", "run"]
+    topics = ["step", "ops", "load", "run", "build"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(topics), help="of " + ", ".join(topics))
     parser.add_argument("--rounds", type=int)

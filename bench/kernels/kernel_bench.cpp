@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "moebius/ops/case.h"
 #include "moebius/ops/registry.h"
 #include "moebius/runtime/stream.h"
+#include "tests/gpu/command_line.h"
 
 using namespace moebius;
 using namespace moebius::ops;
@@ -41,34 +40,17 @@ struct Options {
 
 Options parse(int argc, char** argv) {
     Options options;
-    const auto value = [&](int& i) -> std::string {
-        if (i + 1 >= argc) throw Error(std::string(argv[i]) + " needs a value");
-        return argv[++i];
-    };
-    for (int i = 1; i < argc; ++i) {
-        const std::string word = argv[i];
-        if (word == "--variant") {
-            options.variant = value(i);
-        } else if (word == "--all-variants") {
-            options.all_variants = true;
-        } else if (word == "--small") {
-            options.small = true;
-        } else if (word == "--list") {
-            options.list = true;
-        } else if (word == "--runs") {
-            options.runs = std::max(1, std::atoi(value(i).c_str()));
-        } else if (word == "--warm") {
-            options.warm = std::atof(value(i).c_str());
-        } else if (word == "--check") {
-            options.check = std::atof(value(i).c_str());
-        } else if (word == "--json") {
-            options.json = value(i);
-        } else if (word.starts_with("--") || !options.filter.empty()) {
-            throw Error(word + ": there is no such option\n" + kHelp);
-        } else {
-            options.filter = word;
-        }
-    }
+    gpu_tests::CommandLine line(kHelp);
+    line.word(options.filter);
+    line.text("--variant", options.variant);
+    line.flag("--all-variants", options.all_variants);
+    line.flag("--small", options.small);
+    line.flag("--list", options.list);
+    line.number("--runs", options.runs, 1);
+    line.number("--warm", options.warm);
+    line.number("--check", options.check);
+    line.text("--json", options.json);
+    line.parse(argc, argv);
     return options;
 }
 
@@ -217,14 +199,6 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc == 2 && std::strcmp(argv[1], "--help") == 0) {
-        std::fputs(kHelp, stdout);
-        return 0;
-    }
-    try {
-        return run(parse(argc, argv));
-    } catch (const Error& error) {
-        std::fprintf(stderr, "moebius_kernel_bench: %s\n", error.what());
-        return 1;
-    }
+    return gpu_tests::run_main(argc, argv, "moebius_kernel_bench", kHelp,
+                               [&] { return run(parse(argc, argv)); });
 }

@@ -18,6 +18,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/base/version.h"
+#include "tests/gpu/command_line.h"
 #include "tests/gpu/op_test.h"
 
 using namespace moebius;
@@ -279,40 +280,21 @@ void write_json(const Options& options, const std::vector<OpInfo>& ops,
 
 Options parse(int argc, char** argv) {
     Options options;
-    const auto value = [&](int& i) -> std::string {
-        if (i + 1 >= argc) throw Error(std::string(argv[i]) + " needs a value");
-        return argv[++i];
-    };
-    for (int i = 1; i < argc; ++i) {
-        const std::string word = argv[i];
-        if (word == "--op") {
-            options.ops.push_back(value(i));
-        } else if (word == "--variant") {
-            options.variant = value(i);
-        } else if (word == "--case") {
-            options.part = value(i);
-        } else if (word == "--json") {
-            options.json = value(i);
-        } else if (word == "--child") {
-            options.child = value(i);
-        } else if (word == "--jobs") {
-            options.jobs = std::max(1, std::atoi(value(i).c_str()));
-        } else if (word == "--from") {
-            options.from = std::atoi(value(i).c_str());
-        } else if (word == "--timeout") {
-            options.timeout = std::max(1, std::atoi(value(i).c_str()));
-        } else if (word == "--list") {
-            options.list = true;
-        } else if (word == "--bare") {
-            options.bare = true;
-        } else if (word == "--own") {
-            options.own = true;
-        } else if (word == "--small") {
-            options.small = true;
-        } else {
-            throw Error(word + ": there is no such option\n" + kHelp);
-        }
-    }
+    CommandLine line(kHelp);
+    line.list("--op", options.ops);
+    line.text("--variant", options.variant);
+    line.text("--case", options.part);
+    line.text("--json", options.json);
+    line.number("--jobs", options.jobs, 1);
+    line.number("--timeout", options.timeout, 1);
+    line.flag("--list", options.list);
+    line.flag("--bare", options.bare);
+    line.flag("--small", options.small);
+    line.flag("--own", options.own);
+    // Of a process that this program starts itself.
+    line.text("--child", options.child);
+    line.number("--from", options.from, 0);
+    line.parse(argc, argv);
     return options;
 }
 
@@ -354,14 +336,5 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc == 2 && std::strcmp(argv[1], "--help") == 0) {
-        std::fputs(kHelp, stdout);
-        return 0;
-    }
-    try {
-        return run(parse(argc, argv));
-    } catch (const Error& error) {
-        std::fprintf(stderr, "gpu_tests: %s\n", error.what());
-        return 2;
-    }
+    return run_main(argc, argv, "gpu_tests", kHelp, [&] { return run(parse(argc, argv)); });
 }
