@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Measures Moebius on a GPU beside torch and Hugging Face and writes bench/results/gpu_*.json: run by tools/bench.sh --gpu.
 
-    tools/bench_gpu.py [--only start,step,gemm,bytes] [--bin DIR] [--python FILE] [--out DIR] [--samples N] [--quick] [--limit SECONDS]
+    tools/bench_gpu.py [--only start,step,gemm,bytes,fp8] [--bin DIR] [--python FILE] [--out DIR] [--samples N] [--quick] [--limit SECONDS]
 
   start L0_sanity from the start of the process to the end of its first step                               gpu_start.json
   step  training steps of two layers of Mixtral-8x7B and four fine-grained ones, beside Hugging Face's    gpu_step.json
   gemm  grouped products beside torch's, the experts' MLP                                                  gpu_gemm.json
+  fp8   products and quantizers of eight-bit operands                                                      gpu_fp8.json
   bytes what only moves bytes, beside a copy: router, permutation, AdamW, norms                            gpu_bytes.json
 
 Both sides take turns on one card (CUDA_VISIBLE_DEVICES chooses it); torch's process stays, imported and idle, while ours
@@ -22,12 +23,13 @@ import time
 
 from bench_gpu_bytes import Bytes
 from bench_gpu_common import HEAT, ROOT, Failed, Meter, Process, card_of_machine, head_commit, json_of, limit_of, note
+from bench_gpu_fp8 import Float8
 from bench_gpu_gemm import Products
 from bench_gpu_start import Start
 from bench_gpu_step import Steps
 
 # topic: its cases go to gpu_TOPIC.json
-TOPICS = {"start": Start, "step": Steps, "gemm": Products, "bytes": Bytes}
+TOPICS = {"start": Start, "step": Steps, "gemm": Products, "bytes": Bytes, "fp8": Float8}
 
 
 class Bench:

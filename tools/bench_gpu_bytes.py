@@ -13,8 +13,9 @@ ROUTES = {"8x7b": ("16384x8k2", "16384k2e8.4096", "16384k2e8"), "fine_64e": ("16
 
 
 class Bytes:
-    def __init__(self, bench):
+    def __init__(self, bench, topic="bytes"):
         self.bench = bench
+        self.topic = topic
         self.products = Products(bench)
 
     def copy(self):
@@ -52,7 +53,7 @@ class Bytes:
         if copy:
             share = rounded(rates["median"] / copy["median"])
             more["limit"] = {"name": "torch's copy of 4 GiB", "value": copy["median"], "unit": "TB/s", "share": share}
-        self.bench.cases["bytes"].append(self.bench.case(name, "TB/s", "higher", rates, at, **more))
+        self.bench.cases[self.topic].append(self.bench.case(name, "TB/s", "higher", rates, at, **more))
 
     def route(self, case, ends, found, copy):
         """Router, permutation, gather and combine: each once, their bytes over their time."""

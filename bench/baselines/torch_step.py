@@ -4,6 +4,7 @@
     torch_step.py step [--case 8x7b_2l,fine_64e_4l] [--experts eager,grouped_mm] [--accumulate 1,4] [--samples N]
     torch_step.py gemm [--routing balanced,skewed] [--samples N]
     torch_step.py copy
+    torch_step.py fp8
     torch_step.py serve     says {"ready": true}, then runs such a line for each line of its input, and says {"done": true}
 
 A line of JSON on standard output for each measurement (bench/results/README.md's words: median, min, max, n, samples);
@@ -277,6 +278,22 @@ def measure_products(case, routings, options):
     report("cublas", "wgrad", "dense", lambda: dy.t() @ x)
 
 
+def measure_fp8(options):
+    """A dense product of eight-bit operands with one scale each, at 8x7b's sizes."""
+    _, rows, inner, outer = PRODUCTS["8x7b"]
+    torch.manual_seed(42)
+    one = torch.ones((), device="cuda", dtype=torch.float32)
+    x = torch.randn(rows, inner, device="cuda").to(torch.float8_e4m3fn)
+    weight = torch.randn(outer, inner, device="cuda").to(torch.float8_e4m3fn)
+    for fast in (False, True):
+        def run():
+            return torch._scaled_mm(x, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+        samples, meter = time_kernel(run, options)
+        rates = [2e-9 * rows * inner * outer / sample for sample in samples]
+        put(case="fp8.8x7b.dense" + ("_fast" if fast else ""), side="cublas", **summary(rates, "TFLOP/s"), **meter)
+
+
 def measure_copy(options):
     source = torch.randn(1 << 30, device="cuda", dtype=torch.float32)
     target = torch.empty_like(source)
@@ -291,7 +308,7 @@ def words(text):
 
 def arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("step", "gemm", "copy", "serve"))
+    parser.add_argument("what", choices=("step", "gemm", "copy", "fp8", "serve"))
     parser.add_argument("--case", type=words, help="of the steps or products; default: all")
     parser.add_argument("--experts", type=words, default=["eager", "grouped_mm"])
     parser.add_argument("--accumulate", type=lambda text: [int(word) for word in words(text)], default=[1])
@@ -321,6 +338,8 @@ def attempt(case, side, measure):
 def work(options):
     if options.what == "copy":
         measure_copy(options)
+    elif options.what == "fp8":
+        attempt("fp8.8x7b.dense", "cublas", lambda: measure_fp8(options))
     elif options.what == "gemm":
         for case in options.case:
             attempt(f"grouped_gemm.{case}", "torch", lambda: measure_products(case, options.routing, options))

@@ -1,0 +1,54 @@
+"""Products and quantizers of eight-bit operands, of tools/bench_gpu.py, beside a dense product by cuBLAS: gpu_fp8.json."""
+
+from bench_gpu_bytes import Bytes
+from bench_gpu_common import Failed, clocks_of, limit_of, note, rounded, side
+from bench_gpu_gemm import Products
+
+
+class Float8:
+    def __init__(self, bench):
+        self.bench = bench
+        self.products = Products(bench)
+
+    def theirs(self):
+        """{kind: (line, clocks and watts)} of dense products with one scale a tensor, as cuBLAS sums without fast accumulation."""
+        result = {}
+        try:
+            for came, line in self.bench.ask_torch(f"fp8 --samples {self.bench.options.samples}"):
+                result[line["case"].split(".")[2]] = (line, self.bench.meter.between(came - 0.5, came))
+        except Failed as error:
+            self.bench.fail("dense eight-bit products", error)
+        return result
+
+    def run(self):
+        if not self.products.find_warm():
+            return
+        found = {}
+        for part in ("grouped_gemm_quantized/", "quantize/"):
+            try:
+                found.update(self.products.our_products(part))
+            except Failed as error:
+                self.bench.fail(f"ours, {part}", error)
+        theirs = self.theirs()
+        note(f"fp8: ours {len(found)}, dense {len(theirs)} cases ({self.bench.seconds()})")
+        moving = Bytes(self.bench, "fp8")
+        try:
+            copy = moving.copy()
+        except Failed as error:
+            self.bench.fail("copy", error)
+            copy = None
+        for name, (line, at) in sorted(found.items()):
+            runs = line.get("samples") or [line["median_seconds"]]
+            if name.startswith("quantize/"):
+                moving.add(name.replace("/", "."), line["bytes"], runs, line["variant"], copy, at)
+            else:
+                self.product(name, line, runs, at, theirs)
+        self.bench.write("fp8")
+
+    def product(self, name, line, runs, at, theirs):
+        rates = side([line["flops"] / s / 1e12 for s in runs], variant=line["variant"])
+        more, dense = {"milliseconds": rounded(1e3 * line["median_seconds"])}, theirs.get("dense")
+        if dense and "8_experts" in name and "28672" in name:
+            more["limit"] = limit_of(dense[0]["median"], rates["median"], "dense eight-bit cuBLAS product of the same FLOPs, one scale a tensor")
+            more["limit"].update(dense[1] or clocks_of(dense[0]))
+        self.bench.cases["fp8"].append(self.bench.case(name.replace("/", "."), "TFLOP/s", "higher", rates, at, **more))
