@@ -71,6 +71,7 @@ lint: format-check ## format, include arrows, licence list, shell syntax
 	@tools/check_arrows.py
 	@tools/check_third_party.py
 	@tools/check_links.py
+	@tools/check_test_names.py
 	@for script in tools/*.sh .ci/run; do bash -n "$$script"; done
 
 clean: ## remove build results (keeps build/data and cached systems)

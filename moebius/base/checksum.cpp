@@ -58,4 +58,9 @@ std::string checksum_of_file(const std::filesystem::path& path) {
     return sum.hex();
 }
 
+std::string checksum_library() {
+    return "xxHash " + std::to_string(XXH_VERSION_MAJOR) + "." + std::to_string(XXH_VERSION_MINOR) + "." +
+           std::to_string(XXH_VERSION_RELEASE);
+}
+
 }  // namespace moebius

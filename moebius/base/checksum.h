@@ -28,4 +28,6 @@ std::string checksum_of(const void* data, size_t bytes);
 // Reads the whole file. Throws Error naming the path if it can't be read.
 std::string checksum_of_file(const std::filesystem::path& path);
 
+std::string checksum_library();  // "xxHash 0.8.1": name and version that this program was built with
+
 }  // namespace moebius

@@ -1,6 +1,7 @@
 #include "moebius/cli/terminal.h"
 
 #include <sys/auxv.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -54,6 +55,12 @@ bool output_closed() {
 
 bool output_is_terminal() {
     return isatty(STDOUT_FILENO) == 1;
+}
+
+size_t output_columns() {
+    winsize size{};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+    return size.ws_col;
 }
 
 void print_error(const std::string& text) {

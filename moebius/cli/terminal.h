@@ -15,6 +15,7 @@ bool output_closed();
 std::string output_failure();  // the system's reason
 bool output_reader_left();     // the reason is EPIPE, as with `| head`
 bool output_is_terminal();
+size_t output_columns();  // of the terminal; 80 where it does not say
 void print_error(const std::string& text);
 
 // SIGINT and SIGTERM set the flag once; a second one ends the process at once. SIGPIPE and SIGXFSZ are

@@ -1,5 +1,6 @@
 // moebius train: from a configuration to a trained model, with a progress line.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 
@@ -17,20 +18,34 @@ std::string duration(double seconds) {
     return fmt::format("{}m{:02}s", total / 60, total % 60);
 }
 
+// At most `width` characters; what is missed least goes first.
+std::string progress_line(const train::Progress& p, size_t width) {
+    std::vector<std::string> parts{
+        fmt::format("step {:>{}}/{}", p.step, std::to_string(p.total_steps).size(), p.total_steps),
+        fmt::format("loss {:.4f}", p.loss),
+        fmt::format("lr {:.2e}", p.learning_rate),
+        fmt::format("|g| {:.2f}", p.grad_norm),
+        fmt::format("{:>7.0f} tok/s", p.tokens_per_second),
+        duration(p.seconds_left) + " left"};
+    const auto line = [&] { return fmt::format("{}", fmt::join(parts, "  ")); };
+    for (const char* name : {"lr", "|g|"}) {
+        if (line().size() <= width) break;
+        std::erase_if(parts, [&](const std::string& part) { return part.starts_with(name); });
+    }
+    return line().substr(0, width);
+}
+
 // On a terminal one line that is written over; elsewhere a plain line a metrics window.
 class TerminalSink : public train::Sink {
   public:
     void note(const std::string& line) override { put(line); }
     void progress(const train::Progress& p) override {
-        const std::string line =
-            fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  |g| {:.2f}  {:>7.0f} tok/s  {} left", p.step,
-                        std::to_string(p.total_steps).size(), p.total_steps, p.loss, p.learning_rate,
-                        p.grad_norm, p.tokens_per_second, duration(p.seconds_left));
         if (!terminal_) {
-            if (p.window_end) print(line);
+            if (p.window_end) print(progress_line(p, std::string::npos));
             return;
         }
-        print_raw("\r" + line + "\033[K");
+        // The last column stays free: a full line would go on in the next one, where it is not written over.
+        print_raw("\r" + progress_line(p, output_columns() - 1) + "\033[K");
         open_ = true;
         if (p.window_end) put("");
     }

@@ -39,6 +39,26 @@ class Contradictions {
                              *d.pad_sequences_to_be_divisible_by),
                  {"dataset.pad_sequences_to_be_divisible_by", "use_sequence_packing"});
         }
+        if (!d.split_samples_in_token_packing && !config_.use_sequence_packing) {
+            fail(
+                "dataset.split_samples_in_token_packing = false needs use_sequence_packing = true, which is "
+                "false",
+                {"dataset.split_samples_in_token_packing", "use_sequence_packing"});
+        }
+    }
+
+    // config.json's dtype is what the weights of its folder are in; the run's is `dtype` alone.
+    void check_model_dtype() const {
+        const std::string own = config_.dtype == "bf16" ? "bfloat16" : "float32";
+        for (const char* key : {"dtype", "torch_dtype"}) {
+            const auto found = config_.config_kwargs.find(key);
+            if (found == config_.config_kwargs.end()) continue;
+            const std::string& json = found->second.json;
+            if (json == "null" || json == '"' + own + '"') continue;
+            fail(fmt::format("config_kwargs.{} = {} does not set the run's precision: dtype = {} does", key,
+                             json, config_.dtype),
+                 {fmt::format("config_kwargs.{}", key), "dtype"});
+        }
     }
 
     void check_validation() const {
@@ -120,6 +140,7 @@ class Contradictions {
 void check_contradictions(const Loaded& loaded) {
     const Contradictions contradictions(loaded);
     contradictions.check_dataset();
+    contradictions.check_model_dtype();
     contradictions.check_validation();
     contradictions.check_steps();
     contradictions.check_router();

@@ -46,4 +46,6 @@ std::vector<std::string> not_honoured(const TrainConfig& config);
 // Names that --config-name can take: the stems of the YAML files in these directories, sorted.
 std::vector<std::string> config_names(const std::vector<std::filesystem::path>& dirs);
 
+std::string yaml_library();  // "yaml-cpp 0.7.0": name and version that this program was built with
+
 }  // namespace moebius::config

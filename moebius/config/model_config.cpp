@@ -11,6 +11,7 @@
 #include "moebius/base/error.h"
 #include "moebius/config/model_keys.h"
 #include "moebius/config/nearest.h"
+#include "moebius/config/scalar.h"
 
 namespace fs = std::filesystem;
 
@@ -21,21 +22,9 @@ using Json = nlohmann::json;
 
 constexpr uintmax_t kLargestFile = 16 << 20;
 
-std::vector<std::string> split(std::string_view key) {
-    std::vector<std::string> parts(1);
-    for (const char c : key) {
-        if (c == '.') {
-            parts.emplace_back();
-        } else {
-            parts.back() += c;
-        }
-    }
-    return parts;
-}
-
 const Json* find(const Json& root, std::string_view key) {
     const Json* at = &root;
-    for (const std::string& part : split(key)) {
+    for (const std::string& part : parts_of(key)) {
         if (!at->is_object()) return nullptr;
         const auto member = at->find(part);
         if (member == at->end()) return nullptr;
@@ -48,7 +37,7 @@ const Json* find(const Json& root, std::string_view key) {
 Json& make(Json& root, std::string_view key, const std::string& origin) {
     Json* at = &root;
     std::string so_far;
-    for (const std::string& part : split(key)) {
+    for (const std::string& part : parts_of(key)) {
         if (at->is_null()) *at = Json::object();
         if (!at->is_object()) {
             throw Error(fmt::format("{}: {} is not a map, so {} cannot be set", origin, so_far, key));

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "moebius/base/error.h"
+#include "moebius/config/scalar.h"
 #include "moebius/config/tree.h"
 
 namespace moebius::config {
@@ -124,14 +125,7 @@ class ValueParser {
 };
 
 std::vector<std::string> split_key(const std::string& key, const std::string& text) {
-    std::vector<std::string> parts(1);
-    for (const char c : key) {
-        if (c == '.') {
-            parts.emplace_back();
-        } else {
-            parts.back() += c;
-        }
-    }
+    std::vector<std::string> parts = parts_of(key);
     for (const std::string& part : parts) {
         if (part.empty() || part.find_first_of(" \t@[]{}") != std::string::npos) {
             throw Error(fmt::format("override {}: '{}' is not a key; write key.sub=value", text, key));

@@ -109,4 +109,16 @@ std::string yaml_text(const std::string& text) {
     return quoted + '"';
 }
 
+std::vector<std::string> parts_of(std::string_view key) {
+    std::vector<std::string> parts(1);
+    for (const char c : key) {
+        if (c == '.') {
+            parts.emplace_back();
+        } else {
+            parts.back() += c;
+        }
+    }
+    return parts;
+}
+
 }  // namespace moebius::config

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace moebius::config {
 
@@ -18,5 +20,8 @@ std::string double_text(double value);  // shortest that reads back the same, al
 // As a YAML scalar: plain where no reader could take it for anything but this text, otherwise in double
 // quotes.
 std::string yaml_text(const std::string& text);
+
+// "a.b.c" into its three names.
+std::vector<std::string> parts_of(std::string_view dotted_key);
 
 }  // namespace moebius::config

@@ -155,10 +155,11 @@ static void batch_fields(Visitor& v, Dataset& s) {
 }
 
 void fields(Visitor& v, Dataset& s) {
-    v.field({.key = "path",
-             .value = &s.path,
-             .help = "The training data: a file, or a directory of files",
-             .required = true});
+    v.field(
+        {.key = "path",
+         .value = &s.path,
+         .help = "The training data: a file, a directory of files, a glob, or several of these with commas",
+         .required = true});
     v.field({.key = "format",
              .value = &s.format,
              .help = "File format; auto: from the content",
@@ -236,7 +237,8 @@ void fields(Visitor& v, Checkpoint& s) {
              .range = {.at_least = 1}});
     v.field({.key = "save_final_model",
              .value = &s.save_final_model,
-             .help = "Write the model alone once more at the end of the run, as a Hugging Face folder"});
+             .help = "Save the run's last step too where save_every_n_steps does not; false: the steps since "
+                     "the last save are lost"});
     v.field({.key = "resume_from_checkpoint",
              .value = &s.resume_from_checkpoint,
              .help = "Go on from the newest whole checkpoint in ckpt_dir, if there is one"});
@@ -284,11 +286,13 @@ void fields(Visitor& v, Profiler& s) {
     v.field({.key = "start_step",
              .value = &s.start_step,
              .help = "First profiled step",
-             .range = {.at_least = 0}});
+             .range = {.at_least = 0},
+             .not_yet = kNoProfiler});
     v.field({.key = "end_step",
              .value = &s.end_step,
              .help = "First step after the profiled ones",
-             .range = {.at_least = 1}});
+             .range = {.at_least = 1},
+             .not_yet = kNoProfiler});
 }
 
 static void run_fields(Visitor& v, TrainConfig& s) {

@@ -147,4 +147,8 @@ Tree read_yaml(const std::filesystem::path& file, std::string* package) {
     return parse_yaml(text, file.string());
 }
 
+std::string yaml_library() {
+    return fmt::format("yaml-cpp {}", MOEBIUS_YAML_VERSION);
+}
+
 }  // namespace moebius::config

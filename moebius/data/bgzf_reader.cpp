@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <htslib/bgzf.h>
+#include <htslib/hts.h>
 #include <htslib/hts_log.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -85,6 +86,10 @@ size_t BgzfReader::read(char* out, size_t bytes, int64_t line) {
         throw Error(
             fmt::format("{}: line {} or later: {}", path_, line, reason(file->errcode, compression())));
     return filled;
+}
+
+std::string compression_library() {
+    return fmt::format("htslib {}", hts_version());
 }
 
 }  // namespace moebius::data

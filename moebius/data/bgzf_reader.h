@@ -34,4 +34,6 @@ class BgzfReader {
     bool failed_ = false;
 };
 
+std::string compression_library();  // "htslib 1.16": name and version that this program runs with
+
 }  // namespace moebius::data

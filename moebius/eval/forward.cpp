@@ -7,6 +7,7 @@
 #include <set>
 
 #include "moebius/base/error.h"
+#include "moebius/base/log.h"
 #include "moebius/checkpoint/safetensors.h"
 #include "moebius/comm/registry.h"
 #include "moebius/eval/evaluator.h"
@@ -179,7 +180,10 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
     }
     model.place({.dtype = o.dtype, .train = o.gradients, .gradients_only = true}, exec);
     ForwardSummary summary;
-    summary.layout = model.load(o.model, exec).layout;
+    const checkpoint::ImportReport report = model.load(o.model, exec);
+    summary.layout = report.layout;
+    const std::string other = models::precision_warning(report, o.model, o.dtype);
+    if (!other.empty()) log_warning(other);
 
     Results results(exec);
     const std::unique_ptr<Communicator> world = make_communicator("self");

@@ -1,5 +1,7 @@
 #include "moebius/models/model.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace moebius::models {
@@ -21,6 +23,37 @@ checkpoint::ImportReport Model::load(const std::filesystem::path& folder, const 
                                  checkpoint::Conversion::Any, HostStaging(exec));
     parameters_.masters_from_values(exec);
     return report;
+}
+
+std::string precision_warning(const checkpoint::ImportReport& report, const std::filesystem::path& folder,
+                              DType dtype) {
+    const checkpoint::FileType expected = checkpoint::file_type(dtype);
+    for (const checkpoint::FileType type : report.types) {
+        if (type == expected) continue;
+        return fmt::format("{} holds {} weights, computed with in {} (dtype)", folder.string(),
+                           checkpoint::name(type), name(dtype));
+    }
+    return {};
+}
+
+std::vector<std::string> other_settings(const std::filesystem::path& folder, const Model& model) {
+    std::error_code error;
+    if (!std::filesystem::exists(folder / "config.json", error)) return {};
+    const config::ModelConfig config = config::ModelConfig::load(folder.string(), {});
+    const nn::DecoderOptions theirs = family_of(config).decoder_options(config, {});
+    const nn::DecoderOptions& ours = model.options();
+    std::vector<std::string> found;
+    const auto compare = [&](const char* key, auto there, auto here) {
+        if (there != here) found.push_back(fmt::format("{} = {} there, {} here", key, there, here));
+    };
+    const nn::AttentionOptions &there = theirs.layer.attention, &here = ours.layer.attention;
+    compare("num_attention_heads", there.heads, here.heads);
+    compare("head_dim", there.head_dim, here.head_dim);
+    compare("sliding_window", there.window, here.window);
+    compare("rope_theta", there.rope_theta, here.rope_theta);
+    compare("rms_norm_eps", theirs.layer.norm_eps, ours.layer.norm_eps);
+    compare("num_experts_per_tok", theirs.layer.moe.router.topk, ours.layer.moe.router.topk);
+    return found;
 }
 
 int64_t Model::active_parameters() const {

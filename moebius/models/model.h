@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "moebius/checkpoint/model_folder.h"
 #include "moebius/models/family.h"
@@ -42,5 +44,14 @@ class Model {
     ParameterSet parameters_;
     std::unique_ptr<nn::Decoder> decoder_;
 };
+
+// What to warn of where the folder's weights are of another type than the model computes in; "" where not.
+std::string precision_warning(const checkpoint::ImportReport& report, const std::filesystem::path& folder,
+                              DType dtype);
+
+// "key = value there, value here" of what shapes the computation but no tensor, where the folder's
+// config.json differs from the model; nothing where it has none. Throws Error for a key that no model here
+// can honour.
+std::vector<std::string> other_settings(const std::filesystem::path& folder, const Model& model);
 
 }  // namespace moebius::models

@@ -125,6 +125,25 @@ void check_device(const config::TrainConfig& c, const Device& device) {
     }
 }
 
+void check_aux_loss(const models::Model& model, const config::TrainConfig& c) {
+    const auto given = c.config_kwargs.find("router_aux_loss_coef");
+    if (given == c.config_kwargs.end() || model.options().aux.coeff > 0) return;
+    if (model.config().get_double("router_aux_loss_coef", 0.0) == 0.0) return;
+    throw Error(fmt::format(
+        "config_kwargs.router_aux_loss_coef = {} counts only with output_router_logits = true, as in "
+        "Hugging Face, and it is false: set config_kwargs.output_router_logits=true, or "
+        "config_kwargs.moe_aux_loss_coeff in its place",
+        given->second.json));
+}
+
+std::vector<std::string> keys_beyond_hugging_face(const config::TrainConfig& c) {
+    std::vector<std::string> keys;
+    if (c.router.score != "softmax") keys.push_back("router.score = " + c.router.score);
+    if (c.router.selection_bias) keys.emplace_back("router.selection_bias = true");
+    if (c.router.num_groups > 1) keys.push_back(fmt::format("router.num_groups = {}", c.router.num_groups));
+    return keys;
+}
+
 void check_model_fits_data(const models::Model& model, const data::Tokenizer& tokenizer,
                            const config::TrainConfig& c) {
     const config::ModelConfig& m = model.config();

@@ -28,6 +28,13 @@ int available_cpus();
 // What the configuration asks of the device and the device cannot do. Throws Error naming keys and values.
 void check_device(const config::TrainConfig& c, const Device& device);
 
+// A coefficient of the load-balancing loss that was set and would count for nothing. Throws Error.
+void check_aux_loss(const models::Model& model, const config::TrainConfig& c);
+
+// "key = value" of what shapes the model and config.json has no key for: who opens a model folder of this run
+// computes without it.
+std::vector<std::string> keys_beyond_hugging_face(const config::TrainConfig& c);
+
 // Contradictions between the model and the data: vocabulary, special tokens. Throws Error naming keys and
 // values.
 void check_model_fits_data(const models::Model& model, const data::Tokenizer& tokenizer,

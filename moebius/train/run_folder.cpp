@@ -10,20 +10,33 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "moebius/base/checksum.h"
 #include "moebius/base/error.h"
 #include "moebius/base/version.h"
 #include "moebius/checkpoint/checkpoint.h"
 #include "moebius/checkpoint/file_system.h"
+#include "moebius/config/load.h"
+#include "moebius/data/bgzf_reader.h"
 #include "moebius/train/machine.h"
 
 namespace moebius::train {
 
 using Json = nlohmann::ordered_json;
 
+static std::string libc_version() {
+    char text[64] = "libc";
+    confstr(_CS_GNU_LIBC_VERSION, text, sizeof text);  // "glibc 2.36"
+    return text;
+}
+
 std::vector<std::string> library_versions() {
-    return {fmt::format("fmt {}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100),
+    return {config::yaml_library(),
+            data::compression_library(),
+            checksum_library(),
+            fmt::format("fmt {}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100),
             fmt::format("nlohmann-json {}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
-                        NLOHMANN_JSON_VERSION_PATCH)};
+                        NLOHMANN_JSON_VERSION_PATCH),
+            libc_version()};
 }
 
 namespace {

@@ -23,7 +23,7 @@ struct RunRecord {
     int64_t resumed_from_step = 0;
 };
 
-// Library names and versions this program was built with, "name version".
+// Libraries that this program has or runs with, "name version".
 std::vector<std::string> library_versions();
 
 std::string run_json(const RunRecord& record);

@@ -5,21 +5,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <deque>
 #include <optional>
 
 #include "moebius/base/error.h"
-#include "moebius/checkpoint/store.h"
 #include "moebius/comm/registry.h"
 #include "moebius/config/print.h"
-#include "moebius/data/count_model.h"
 #include "moebius/train/budget.h"
 #include "moebius/train/data_setup.h"
+#include "moebius/train/held_out.h"
 #include "moebius/train/machine.h"
 #include "moebius/train/metrics.h"
 #include "moebius/train/resolve.h"
-#include "moebius/train/resume.h"
+#include "moebius/train/run_checkpoints.h"
 #include "moebius/train/run_folder.h"
 
 namespace moebius::train {
@@ -31,7 +29,6 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int64_t kFinalValidationBatches = 100;
 constexpr const char *kRunDir = "logger.run_dir", *kCkptDir = "checkpoint.ckpt_dir";
 
 // A step that is queued, and what its results are told with.
@@ -55,7 +52,6 @@ class Trainer {
     void note_fusion() const;
     void note_graph(bool used) const;
     void choose_steps(double flops_per_step);
-    std::vector<StateEntry> entries();
     void loop();
     void queue_step(int64_t update);
     void finish_steps(size_t still_in_flight);
@@ -64,8 +60,7 @@ class Trainer {
     void stop_on_bad_step(const StepResult& result);
     void report(const StepResult& result);
     void validate(bool final);
-    void save(bool final, int64_t update, const std::string& position);
-    TrainerState state(int64_t update) const;
+    void save(bool final);
     bool stop_asked() const { return options_.stop != nullptr && options_.stop->load(); }
     void note(const std::string& line) const { options_.sink->note(line); }
 
@@ -81,7 +76,7 @@ class Trainer {
     std::unique_ptr<data::Loader> loader_;
     std::optional<Step> step_;
     std::optional<FolderLock> run_lock_, ckpt_lock_;  // given back after the last save
-    std::unique_ptr<checkpoint::Store> store_;
+    std::optional<RunCheckpoints> checkpoints_;
     std::unique_ptr<MetricsFile> metrics_;
     Schedule schedule_;
     MetricWindow window_;
@@ -91,7 +86,6 @@ class Trainer {
     std::deque<InFlight> in_flight_;
     size_t behind_ = 0;       // steps whose results may be outstanding while the next one is queued
     Clock::time_point mark_;  // where the time of the oldest step in flight begins
-    std::optional<double> order1_, order3_;
     bool said_no_labels_ = false;
     TrainResult result_;
 };
@@ -118,6 +112,7 @@ Trainer::Trainer(const TrainOptions& options)
 
 TrainResult Trainer::run() {
     check_device(c_, machine_.device());
+    check_aux_loss(model_, c_);
     data_ = open_data(c_);
     check_model_fits_data(model_, *data_.tokenizer, c_);
     note(machine_.line());
@@ -146,11 +141,7 @@ void Trainer::open_run() {
     // Held before the store looks: it clears away what looks half-written.
     std::error_code error;
     if (!std::filesystem::equivalent(run_dir_, ckpt_dir, error)) ckpt_lock_.emplace(ckpt_dir, kCkptDir);
-    store_ = std::make_unique<checkpoint::Store>(
-        checkpoint::StoreOptions{.directory = ckpt_dir,
-                                 .max_checkpoints = c_.checkpoint.max_checkpoints,
-                                 .async = c_.checkpoint.async_save},
-        checkpoint::real_file_system());
+    checkpoints_.emplace(c_, model_, run_.dtype, *data_.tokenizer, staging_);
     model_.place({.dtype = run_.dtype, .train = true}, run_.exec);
     num_steps_ = c_.num_train_steps;
     const bool resumed = c_.checkpoint.resume_from_checkpoint && try_resume();
@@ -178,43 +169,27 @@ void Trainer::open_run() {
 }
 
 bool Trainer::try_resume() {
-    std::vector<std::string> skipped;
-    const auto found = checkpoint::latest(checkpoint::real_file_system(), c_.checkpoint.ckpt_dir, &skipped);
-    if (!found && skipped.empty()) return false;
-    if (!found) {
-        // Going on would begin at step 1 and write over what may still be repaired.
-        throw Error(fmt::format(
-            "every checkpoint in checkpoint.ckpt_dir = {} is damaged: {}\n"
-            "put one back from a copy, or start anew with checkpoint.resume_from_checkpoint=false, "
-            "which sets these aside",
-            c_.checkpoint.ckpt_dir, fmt::join(skipped, "; ")));
-    }
-    const std::string where = found->path().string();
-    const TrainerState saved = TrainerState::parse(found->trainer(), where);
-    if (num_steps_ == 0) num_steps_ = saved.num_train_steps;  // a number that was chosen stays
-    check_same_model(saved, state(saved.update), where);
-    update_ = saved.update;
-    result_.checkpoint = where;
+    const std::optional<FoundRun> found = checkpoints_->resume();
+    if (!found) return false;
+    num_steps_ = found->point.num_train_steps;
+    update_ = found->point.update;
+    result_.checkpoint = found->path;
     result_.first_step = result_.last_step = update_;
-    if (update_ >= num_steps_) {
+    if (found->complete) {
         result_.already_complete = result_.complete = true;
-        note(fmt::format("this run is complete: {} has step {} of {}", where, update_, num_steps_));
+        note(fmt::format("this run is complete: {} has step {} of {}", found->path, update_, num_steps_));
         note(fmt::format(
             "to prolong it: num_train_steps={}; to start anew: checkpoint.resume_from_checkpoint=false or "
             "another logger.run_dir",
             2 * std::max(num_steps_, update_)));
         return true;
     }
-    found->load(model_.layouts(), entries(), staging_);
-    window_ = MetricWindow::parse(saved.window);
-    // The same layout goes on from its own text; another one's positions are joined.
-    const std::vector<std::string> positions = found->rank_texts();
-    position_ = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
-    note(fmt::format("resumed from {} at step {}", where, update_));
-    const std::vector<std::string> changed = changed_settings(saved.config_yaml, config::to_yaml(c_));
-    if (!changed.empty()) {
+    window_ = MetricWindow::parse(found->point.window);
+    position_ = found->point.position;
+    note(fmt::format("resumed from {} at step {}", found->path, update_));
+    if (!found->changed.empty()) {
         note(fmt::format("warning: from here on with settings that the run did not have before: {}",
-                         fmt::join(changed, "; ")));
+                         fmt::join(found->changed, "; ")));
     }
     return true;
 }
@@ -231,12 +206,12 @@ void Trainer::fill_model() {
         throw Error(fmt::format("{} (init_from_pretrained = {})", error.what(), *c_.init_from_pretrained));
     }
     note(fmt::format("weights from {} ({})", *c_.init_from_pretrained, report.layout));
-    const checkpoint::FileType expected = checkpoint::file_type(run_.dtype);
-    for (const checkpoint::FileType type : report.types) {
-        if (type != expected) {
-            note(fmt::format("warning: {} holds {} weights, the run computes in {} (dtype)",
-                             *c_.init_from_pretrained, checkpoint::name(type), c_.dtype));
-        }
+    const std::string other = models::precision_warning(report, *c_.init_from_pretrained, run_.dtype);
+    if (!other.empty()) note("warning: " + other);
+    const std::vector<std::string> settings = models::other_settings(*c_.init_from_pretrained, model_);
+    if (!settings.empty()) {
+        note(fmt::format("warning: {} was made with other settings: {}", *c_.init_from_pretrained,
+                         fmt::join(settings, ", ")));
     }
 }
 
@@ -254,6 +229,12 @@ StepPlan Trainer::make_step() {
         static_cast<double>(m.parameters().numel()) / 1e6, static_cast<double>(m.active_parameters()) / 1e6,
         c_.dtype, c_.grad_acc_steps, loader_->shape().capacity, plan.cost.flops / 1e9,
         static_cast<double>(plan.bytes) / kMiB, static_cast<double>(plan.saved_bytes) / kMiB));
+    if (const auto keys = keys_beyond_hugging_face(c_); !keys.empty()) {
+        note(
+            fmt::format("warning: {}: config.json has no such key, so whoever opens this run's model folders "
+                        "computes without it",
+                        fmt::join(keys, ", ")));
+    }
     note_fusion();
     if (machine_.on_gpu()) note_graph(options.cuda_graph);
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
@@ -299,13 +280,13 @@ void Trainer::loop() {
     for (int64_t queued = update_; queued < num_steps_ && !stop_asked();) {
         queue_step(++queued);
         finish_steps(state_is_due(queued) || stop_asked() ? 0 : behind_);
-        store_->poll();
+        checkpoints_->poll();
         if (!in_flight_.empty()) continue;
         const bool last = update_ == num_steps_;
         const bool due = c_.validation.eval_interval > 0 && update_ % c_.validation.eval_interval == 0;
         if (data_.held_out && due && !last) validate(false);
         if (last || stop_asked()) break;
-        if (update_ % c_.checkpoint.save_every_n_steps == 0) save(false, update_, position_);
+        if (update_ % c_.checkpoint.save_every_n_steps == 0) save(false);
     }
     finish_steps(0);
     result_.seconds = seconds_since(start);
@@ -313,7 +294,7 @@ void Trainer::loop() {
     result_.complete = update_ == num_steps_;
     result_.stopped = !result_.complete;
     const auto save_last = [&] {
-        if (result_.stopped || c_.checkpoint.save_final_model) save(true, update_, position_);
+        if (result_.stopped || c_.checkpoint.save_final_model) save(true);
     };
     // The checkpoint comes last: a run that ends in between is not taken for complete, and its validation is
     // made up for.
@@ -326,7 +307,7 @@ void Trainer::loop() {
         }
     }
     save_last();
-    store_->wait();
+    checkpoints_->wait();
 }
 
 // Whether something is done with the state behind this step, so that its results must be in first.
@@ -380,7 +361,7 @@ void Trainer::stop_on_bad_step(const StepResult& result) {
     // Nothing was updated, by this step or by one behind it: what is in memory is the state before it.
     std::string kept;
     try {
-        save(true, update_, position_);
+        save(true);
         kept = "the state before this step is in " + result_.checkpoint;
     } catch (const Error& error) {
         kept = std::string("the state before this step could not be saved: ") + error.what();
@@ -428,81 +409,23 @@ void Trainer::report(const StepResult& result) {
 }
 
 void Trainer::validate(bool final) {
-    const auto loader = validation_loader(data_, c_);
-    const int64_t batches =
-        final ? std::max(kFinalValidationBatches, c_.validation.num_batches) : c_.validation.num_batches;
-    nn::Run run = step_->base_run();
-    const eval::LossTotals totals = eval::evaluate(model_, *loader, batches, run);
-    if (totals.labels == 0) {
+    const auto report = HeldOut(data_, c_).measure(model_, step_->base_run(), update_, final);
+    if (!report) {
         note("warning: the held-out data have no label that counts, so there is no held-out loss");
         return;
     }
-    if (final && data_.validation_dataset == data_.dataset) {
-        const auto compare = [&](int order) {
-            return data::count_model_loss(*data_.dataset, data_.training_ranges, data_.held_out_ranges, order)
-                .nats;
-        };
-        order1_ = compare(1);
-        order3_ = compare(3);
-    }
-    ValidationReport report{.step = update_,
-                            .labels = totals.labels,
-                            .batches = batches,
-                            .loss = totals.mean(),
-                            .order1 = order1_.value_or(0),
-                            .order3 = order3_.value_or(0),
-                            .final = final};
-    result_.validation_loss = report.loss;
-    std::string line =
-        fmt::format(R"({{"step":{},"val_loss":{:.9g},"val_perplexity":{:.9g},"val_labels":{},"final":{})",
-                    update_, report.loss, std::exp(report.loss), report.labels, final);
-    if (order1_)
-        line +=
-            fmt::format(R"(,"count_model_order1":{:.9g},"count_model_order3":{:.9g})", *order1_, *order3_);
-    metrics_->append(line + "}");
-    options_.sink->validation(report);
+    result_.validation_loss = report->loss;
+    metrics_->append(to_json(*report));
+    options_.sink->validation(*report);
 }
 
-// What a checkpoint of this run holds.
-std::vector<StateEntry> Trainer::entries() {
-    std::vector<StateEntry> all = model_.parameters().state(true);
-    for (StateEntry& buffer : model_.decoder().buffers()) all.push_back(std::move(buffer));
-    return all;
-}
-
-TrainerState Trainer::state(int64_t update) const {
-    return {.update = update,
-            .num_train_steps = num_steps_,
-            .dtype = c_.dtype,
-            .model_config = model_.config().to_json(),
-            .router = router_keys(c_),
-            .window = window_.to_json(),
-            .config_yaml = config::to_yaml(c_)};
-}
-
-void Trainer::save(bool final, int64_t update, const std::string& position) {
-    checkpoint::SaveRequest request;
-    request.step = update;
-    request.entries = entries();
-    request.staging = &staging_;
-    request.pieces = model_.layouts().front().pieces;
-    request.model_dtype = run_.dtype;
-    config::ModelConfig written = model_.config();
-    written.set_string("dtype", run_.dtype == DType::BF16 ? "bfloat16" : "float32");
-    request.model_files["config.json"] = written.to_json();
-    for (auto& [name, text] : data::hf_tokenizer_files(*data_.tokenizer, c_.dataset.max_seq_length)) {
-        request.model_files[name] = std::move(text);
-    }
-    request.trainer = state(update).to_json();
-    request.rank_text = position;
-    result_.checkpoint =
-        (std::filesystem::path(c_.checkpoint.ckpt_dir) / checkpoint::step_name(update)).string();
-    if (final) {
-        store_->save_final(request);
-    } else {
-        store_->save(request);
-    }
-    options_.sink->saved(result_.checkpoint, update);
+void Trainer::save(bool final) {
+    result_.checkpoint = checkpoints_->save({.update = update_,
+                                             .num_train_steps = num_steps_,
+                                             .position = position_,
+                                             .window = window_.to_json()},
+                                            final);
+    options_.sink->saved(result_.checkpoint, update_);
 }
 
 }  // namespace

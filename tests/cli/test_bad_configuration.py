@@ -40,6 +40,9 @@ REFUSED = [
     ("fusion=strict", ["fusion = strict", "expert_ffn_mode"]),
     ("fusion=strict expert_ffn_mode=loop", ["fusion = strict", "loop"]),
     ("router.topk_groups=2", ["router.topk_groups = 2", "router.num_groups = 1"]),
+    (f"{K}.output_router_logits=false {K}.router_aux_loss_coef=0.1", [f"{K}.router_aux_loss_coef = 0.1", f"{K}.output_router_logits=true"]),
+    (f"{K}.dtype=bfloat16", [f"{K}.dtype", "dtype = fp32"]),
+    ("dataset.split_samples_in_token_packing=false", ["split_samples_in_token_packing", "use_sequence_packing"]),
     ("validation.enabled=true validation.data_path=x.fa", ["validation.data_path", "validation.fraction"]),
     # What this build does not do.
     ("device=cuda", ["device = cuda", "GPU"]),
@@ -50,6 +53,7 @@ REFUSED = [
     ("grad_dtype=bf16", ["grad_dtype = bf16"]),
     ("adamw_kwargs.state_dtype=bf16", ["adamw_kwargs.state_dtype = bf16"]),
     ("profiler.enabled=true", ["profiler.enabled = true"]),
+    ("profiler.end_step=20", ["profiler.end_step = 20"]),
     ("dataset.format=parquet", ["dataset.format = parquet"]),
     ("kernels.grouped_gemm=nonsense", ["kernels.grouped_gemm = nonsense", "cpu_loop"]),
     ("kernels.grouped_gem=cpu_loop", ["kernels.grouped_gem", "grouped_gemm"]),

@@ -33,6 +33,26 @@ class ForwardTest(program.TestCase):
         self.assertIn("grad.lm_head.weight", out)
         self.assertIn("topk_indices.0", out)
 
+    def test_another_precision_than_the_folders_is_said_aloud(self):
+        arguments = self.inputs(input_ids=program.integers([65, 67], [1, 2]))
+        self.assertEqual(self.moebius(*arguments).stderr, "")
+        self.assertRegex(self.moebius(*arguments, "--dtype", "bf16").stderr, r"warning: .*F32.*bf16")
+
+    def test_sequences_too_short_to_predict_anything(self):
+        one = program.integers([65], [1, 1])
+        self.moebius(*self.inputs(input_ids=one, labels=one))
+        out = program.read_safetensors(self.folder / "out.safetensors")
+        # The load-balancing loss alone.
+        self.assertLess(struct.unpack("<f", out["loss"][2])[0], 0.1)
+        self.assertTrue(all(-1e3 < x < 1e3 for x in struct.unpack("<256f", out["logits"][2])))
+        (self.folder / "out.safetensors").unlink()
+        self.rejected("--gradients", *self.inputs(input_ids=one, labels=one), "--gradients")
+        # Of three sequences the one of two tokens alone has a label that counts.
+        ids = program.integers([65, 67, 71, 84], [4])
+        borders = program.integers([0, 1, 3, 4], dtype="I32")
+        result = self.moebius(*self.inputs(input_ids=ids, labels=ids, cu_seqlens=borders), "--gradients")
+        self.assertIn("4 tokens in 3 sequences, 1 labels", result.stdout)
+
     def test_bad_inputs(self):
         ids = program.integers([65, 67, 71, 84], [1, 4])
         for entries, expected in [
@@ -146,6 +166,16 @@ class ForwardTest(program.TestCase):
             "train", *program.tiny(self.fasta, self.folder / "b"), f"init_from_pretrained={self.model}"
         ).stdout
         self.assertIn("weights from", out)
+        self.assertNotIn("warning", out)
+        # Settings that no tensor's shape shows are compared with the folder's config.json.
+        out = self.moebius(
+            "train",
+            *program.tiny(self.fasta, self.folder / "other"),
+            f"init_from_pretrained={self.model}",
+            "config_kwargs.rope_theta=5000.0",
+            "config_kwargs.num_experts_per_tok=1",
+        ).stdout
+        self.assertRegex(out, r"warning: .*rope_theta = \S+ there, 5000 here, num_experts_per_tok = 2 there, 1 here")
         # Another precision than the file's is said aloud.
         out = self.moebius(
             "train",

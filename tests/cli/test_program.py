@@ -1,8 +1,11 @@
 """Who the program is, what it says of itself, and that it refuses what it does not know."""
 
+import fcntl
+import os
 import re
+import struct
 import subprocess
-
+import termios
 
 import program
 
@@ -63,6 +66,32 @@ class ProgramTest(program.TestCase):
         self.assertTrue(all(0 < loss < 8 for loss in losses), losses)
         self.assertTrue((self.folder / "run" / "run.json").is_file())
         self.assertTrue((self.folder / "checkpoints" / "step_000003" / "model" / "config.json").is_file())
+
+    def test_the_progress_line_fits_the_terminal(self):
+        fasta = program.write_fasta(self.folder / "small.fa", bases=3000)
+        for columns in (100, 56, 20):
+            screen, end = os.openpty()
+            fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            arguments = [*program.tiny(fasta, self.folder / str(columns), steps=40), "logger.frequency=10"]
+            process = subprocess.Popen(
+                [program.PROGRAM, "train", *arguments], stdin=subprocess.DEVNULL, stdout=end, cwd=self.folder
+            )
+            os.close(end)
+            out = b""
+            try:
+                while piece := os.read(screen, 4096):
+                    out += piece
+            except OSError:
+                pass  # how a terminal ends
+            os.close(screen)
+            self.assertEqual(process.wait(timeout=60), 0)
+            lines = [part.split("\x1b[K")[0] for part in out.decode().split("\r") if part.startswith("step ")]
+            lines = [line for line in lines if "held-out" not in line]
+            self.assertEqual(len(lines), 40)
+            self.assertLess(max(map(len, lines)), columns)
+            if columns >= 56:
+                self.assertRegex(lines[-1], r"^step 40/40  loss \d\.\d{4}  .*tok/s  0m00s left$")
+            self.assertEqual("|g|" in lines[-1], columns == 100)
 
     def test_as_a_plain_user(self):
         fasta = program.write_fasta(self.folder / "small.fa", bases=2000)

@@ -263,14 +263,15 @@ TEST(Load, KernelNamesAreCheckedAgainstTheRegistry) {
 TEST(Load, KeysNotHonouredYetAreRefusedAllAtOnce) {
     const std::string text = error_with(
         {"fp8_config.enabled=true", "parallelism.ep_size=2", "profiler.enabled=true", "dataset.format=fastq",
-         "grad_dtype=bf16", "adamw_kwargs.state_dtype=bf16", "layer_precision=[bf16]",
-         "optimizer_store_param_remainders=true", "fp8_stats_config.enabled=true",
+         "profiler.start_step=12", "profiler.end_step=20", "grad_dtype=bf16", "adamw_kwargs.state_dtype=bf16",
+         "layer_precision=[bf16]", "optimizer_store_param_remainders=true", "fp8_stats_config.enabled=true",
          "config_kwargs.num_layers_at_start_in_bf16=1", "parallelism.dp_size=4"});
-    for (const char* key : {"fp8_config.enabled = true", "parallelism.ep_size = 2", "parallelism.dp_size = 4",
-                            "profiler.enabled = true", "dataset.format = fastq", "grad_dtype = bf16",
-                            "adamw_kwargs.state_dtype = bf16", "layer_precision = [bf16]",
-                            "optimizer_store_param_remainders = true", "fp8_stats_config.enabled = true",
-                            "config_kwargs.num_layers_at_start_in_bf16 = 1"}) {
+    for (const char* key :
+         {"fp8_config.enabled = true", "parallelism.ep_size = 2", "parallelism.dp_size = 4",
+          "profiler.enabled = true", "profiler.start_step = 12", "profiler.end_step = 20",
+          "dataset.format = fastq", "grad_dtype = bf16", "adamw_kwargs.state_dtype = bf16",
+          "layer_precision = [bf16]", "optimizer_store_param_remainders = true",
+          "fp8_stats_config.enabled = true", "config_kwargs.num_layers_at_start_in_bf16 = 1"}) {
         EXPECT_THAT(text, HasSubstr(std::string(key) + " is not supported: this build ")) << key;
     }
     EXPECT_THAT(text, HasSubstr("(command line)"));
@@ -309,6 +310,12 @@ TEST(Load, Contradictions) {
         HasSubstr("dataset.token_micro_batch_size = 100 must be at least dataset.max_seq_length = 8192"));
     EXPECT_THAT(error_with({"dataset.pad_sequences_to_be_divisible_by=16"}),
                 HasSubstr("needs use_sequence_packing"));
+    EXPECT_THAT(error_with({"dataset.split_samples_in_token_packing=false"}),
+                HasSubstr("needs use_sequence_packing"));
+    EXPECT_THAT(
+        error_with({"config_kwargs.dtype=bfloat16"}),
+        HasSubstr("config_kwargs.dtype = \"bfloat16\" does not set the run's precision: dtype = fp32"));
+    EXPECT_EQ(load_with({"config_kwargs.torch_dtype=bfloat16", "dtype=bf16"}).config.dtype, "bf16");
     EXPECT_THAT(error_with({"validation.enabled=true"}),
                 HasSubstr("needs validation.fraction or validation.data_path"));
     EXPECT_THAT(error_with({"validation.fraction=0.1", "validation.data_path=x"}),

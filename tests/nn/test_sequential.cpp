@@ -99,6 +99,45 @@ TEST(Sequential, AContextOutlivesAChangeOfPlan) {
     }
 }
 
+// Of the bias a row takes as much as its scale says, and the scale's gradient is what the bias gave.
+TEST(GroupedLinear, BiasIsScaledByTheRow) {
+    Chain c;
+    const GroupedLinearOptions options{
+        .num_groups = 2, .in_features = 8, .out_features = 4, .bias = true, .scale_bias = true};
+    GroupedLinear linear(c.parameters, "scaled", options);
+    c.place();
+    ASSERT_EQ(linear.extra_inputs(), 2);
+    for (int64_t i = 0; i < 8; ++i) linear.bias()->value.as<float>()[i] = static_cast<float>(i + 1);
+    const Tensor x = Tensor::zeros("x", {5, 8}, DType::F32, c.run.exec);
+    const Tensor sizes = Tensor::empty("splits", {2}, DType::I64, c.run.exec);
+    const int64_t splits[] = {3, 2};
+    copy_from_host(sizes, splits, c.run.exec);
+    const Tensor scales = Tensor::empty("scales", {5}, DType::F32, c.run.exec);
+    for (int64_t row = 0; row < 5; ++row) scales.view().as<float>()[row] = 0.5f * static_cast<float>(row + 1);
+    const Tensor extra[] = {sizes, scales};
+    c.parameters.begin_step();
+    Forward f = linear.forward({x}, extra, c.run);
+    const Tensor dy = Tensor::zeros("dy", {5, 4}, DType::F32, c.run.exec);
+    for (int64_t i = 0; i < 20; ++i) dy.view().as<float>()[i] = static_cast<float>(i % 3);
+    const FusibleBackward b = linear.backward(std::move(f.context), {dy}, c.run);
+    std::vector<float> dbias(8, 0);
+    for (int64_t row = 0; row < 5; ++row) {
+        const int64_t expert = row < 3 ? 0 : 1;
+        const float scale = scales.view().as<float>()[row];
+        float dscale = 0;
+        for (int64_t j = 0; j < 4; ++j) {
+            const float bias = linear.bias()->value.as<float>()[4 * expert + j];
+            const float d = dy.view().as<float>()[4 * row + j];
+            EXPECT_FLOAT_EQ(f.y.high.view().as<float>()[4 * row + j], scale * bias) << row << " " << j;
+            dscale += d * bias;
+            dbias[static_cast<size_t>(4 * expert + j)] += d * scale;
+        }
+        EXPECT_FLOAT_EQ(b.dextra[1].view().as<float>()[row], dscale) << row;
+    }
+    for (int64_t i = 0; i < 8; ++i)
+        EXPECT_FLOAT_EQ(linear.bias()->main_grad.as<float>()[i], dbias[static_cast<size_t>(i)]) << i;
+}
+
 TEST(GroupedLinear, DelayedWeightGradientsComeWithBackwardDw) {
     Chain c;
     GroupedLinear now(c.parameters, "now", {.num_groups = 2, .in_features = 8, .out_features = 4});

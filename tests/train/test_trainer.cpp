@@ -315,19 +315,33 @@ TEST_F(Trainer, WritesConfigurationRunAndMetrics) {
     EXPECT_EQ(record["num_train_steps"], 6);
     EXPECT_EQ(record["inputs"][0]["bytes"], fs::file_size(folder_ / "genome.fa"));
     EXPECT_EQ(record["inputs"][0]["xxh3_128"].get<std::string>().size(), 32u);
+    EXPECT_EQ(record["seed"], 42);
+    EXPECT_EQ(record["threads"], 2);
+    EXPECT_EQ(record["command_line"], nlohmann::json::array({"test"}));
+    for (const char* key : {"version", "commit", "build_type", "compiler"})
+        EXPECT_FALSE(record["moebius"][key].get<std::string>().empty()) << key;
+    EXPECT_FALSE(record["device"]["name"].get<std::string>().empty());
+    const std::string libraries = record["libraries"].dump();
+    for (const char* library : {"htslib ", "yaml-cpp ", "xxHash ", "fmt ", "nlohmann-json ", "glibc "})
+        EXPECT_THAT(libraries, HasSubstr(library));
     EXPECT_THAT(read(folder_ / "run" / "config.yaml"), HasSubstr("hidden_size"));
     int with_loss = 0, with_validation = 0;
     for (const auto& line : metrics("run")) {
         with_loss += line.contains("loss");
         with_validation += line.contains("val_loss");
         if (!line.contains("loss")) continue;
-        for (const char* key :
-             {"grad_norm", "learning_rate", "step_time", "tokens_per_second_per_gpu",
-              "unpadded_tokens_per_second_per_gpu", "total_unpadded_tokens_per_batch", "mfu",
-              "model_tflops_per_gpu", "memory_peak_bytes", "perplexity", "expert_load"}) {
+        for (const char* key : {"grad_norm", "learning_rate", "step_time", "tokens_per_second_per_gpu",
+                                "unpadded_tokens_per_second_per_gpu", "total_unpadded_tokens_per_batch",
+                                "mfu", "model_tflops_per_gpu", "memory_peak_bytes", "memory_current_bytes",
+                                "perplexity", "expert_load"}) {
             EXPECT_TRUE(line.contains(key)) << key;
         }
-        EXPECT_GE(line["expert_load"][0]["max_over_mean"], 1.0);
+        ASSERT_EQ(line["expert_load"].size(), 2u);
+        for (const auto& layer : line["expert_load"]) {
+            EXPECT_GE(layer["max_over_mean"], 1.0);
+            EXPECT_GT(layer["entropy"], 0.0);
+            EXPECT_EQ(layer["dropped"], 0.0);
+        }
     }
     EXPECT_EQ(with_loss, 3);
     EXPECT_EQ(with_validation, 3);  // after steps 2 and 4, and at the end

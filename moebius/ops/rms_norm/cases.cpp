@@ -53,17 +53,19 @@ void norm_rows(Host& h, const char* source, float eps) {
     }
 }
 
+// (tokens, hidden)
+TensorSpec rows_of(const Setup& s, const char* name, Role role) {
+    return {.name = name,
+            .shape = {s.tokens, s.hidden},
+            .dtype = s.dtype,
+            .role = role,
+            .row_padding = s.row_padding,
+            .roundings = kRoundings};
+}
+
 Case forward_case(const Setup& s) {
     Case c = base_case("rms_norm", s);
-    const Shape rows{s.tokens, s.hidden};
-    const auto matrix = [&](const char* name, Role role) {
-        return TensorSpec{.name = name,
-                          .shape = rows,
-                          .dtype = s.dtype,
-                          .role = role,
-                          .row_padding = s.row_padding,
-                          .roundings = kRoundings};
-    };
+    const auto matrix = [&](const char* name, Role role) { return rows_of(s, name, role); };
     c.tensors = {matrix("x", Role::Input),
                  matrix("y", Role::Output),
                  {.name = "weight", .shape = {s.hidden}, .dtype = s.weight_dtype, .value = near_one}};
@@ -138,15 +140,7 @@ void backward_rows(Host& h, const Setup& s) {
 
 Case backward_case(const Setup& s) {
     Case c = base_case("rms_norm_backward", s);
-    const Shape rows{s.tokens, s.hidden};
-    const auto matrix = [&](const char* name, Role role) {
-        return TensorSpec{.name = name,
-                          .shape = rows,
-                          .dtype = s.dtype,
-                          .role = role,
-                          .row_padding = s.row_padding,
-                          .roundings = kRoundings};
-    };
+    const auto matrix = [&](const char* name, Role role) { return rows_of(s, name, role); };
     c.tensors = {matrix("x", Role::Input),
                  matrix("dy", Role::Input),
                  matrix("dx", Role::Output),

@@ -1,0 +1,49 @@
+#include "moebius/train/held_out.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "moebius/data/count_model.h"
+#include "moebius/eval/evaluator.h"
+
+namespace moebius::train {
+namespace {
+
+constexpr int64_t kFinalBatches = 100;
+
+}  // namespace
+
+std::optional<ValidationReport> HeldOut::measure(models::Model& model, nn::Run run, int64_t step,
+                                                 bool final) {
+    const auto loader = validation_loader(data_, config_);
+    const int64_t batches =
+        final ? std::max(kFinalBatches, config_.validation.num_batches) : config_.validation.num_batches;
+    const eval::LossTotals totals = eval::evaluate(model, *loader, batches, run);
+    if (totals.labels == 0) return {};
+    ValidationReport report{
+        .step = step, .labels = totals.labels, .batches = batches, .loss = totals.mean(), .final = final};
+    if (final && data_.validation_dataset == data_.dataset) {
+        const auto compare = [&](int order) {
+            return data::count_model_loss(*data_.dataset, data_.training_ranges, data_.held_out_ranges, order)
+                .nats;
+        };
+        report.order1 = compare(1);
+        report.order3 = compare(3);
+    }
+    return report;
+}
+
+std::string to_json(const ValidationReport& report) {
+    std::string line =
+        fmt::format(R"({{"step":{},"val_loss":{:.9g},"val_perplexity":{:.9g},"val_labels":{},"final":{})",
+                    report.step, report.loss, std::exp(report.loss), report.labels, report.final);
+    if (report.order1 > 0) {
+        line += fmt::format(R"(,"count_model_order1":{:.9g},"count_model_order3":{:.9g})", report.order1,
+                            report.order3);
+    }
+    return line + "}";
+}
+
+}  // namespace moebius::train

@@ -1,0 +1,97 @@
+#include "moebius/train/run_checkpoints.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+
+#include "moebius/base/error.h"
+#include "moebius/config/print.h"
+#include "moebius/data/position.h"
+
+namespace moebius::train {
+
+RunCheckpoints::RunCheckpoints(const config::TrainConfig& config, models::Model& model, DType dtype,
+                               const data::Tokenizer& tokenizer, const HostStaging& staging)
+    : config_(config),
+      model_(model),
+      dtype_(dtype),
+      tokenizer_(tokenizer),
+      staging_(staging),
+      store_({.directory = config.checkpoint.ckpt_dir,
+              .max_checkpoints = config.checkpoint.max_checkpoints,
+              .async = config.checkpoint.async_save},
+             checkpoint::real_file_system()) {}
+
+std::optional<FoundRun> RunCheckpoints::resume() {
+    std::vector<std::string> skipped;
+    const auto found =
+        checkpoint::latest(checkpoint::real_file_system(), config_.checkpoint.ckpt_dir, &skipped);
+    if (!found && skipped.empty()) return {};
+    if (!found) {
+        // Going on would begin at step 1 and write over what may still be repaired.
+        throw Error(fmt::format(
+            "every checkpoint in checkpoint.ckpt_dir = {} is damaged: {}\n"
+            "put one back from a copy, or start anew with checkpoint.resume_from_checkpoint=false, "
+            "which sets these aside",
+            config_.checkpoint.ckpt_dir, fmt::join(skipped, "; ")));
+    }
+    FoundRun run{.path = found->path().string()};
+    const TrainerState saved = TrainerState::parse(found->trainer(), run.path);
+    // A number of steps that was chosen stays.
+    const int64_t asked = config_.num_train_steps;
+    run.point = {.update = saved.update,
+                 .num_train_steps = asked == 0 ? saved.num_train_steps : asked,
+                 .window = saved.window};
+    check_same_model(saved, state(run.point), run.path);
+    run.complete = run.point.update >= run.point.num_train_steps;
+    if (run.complete) return run;
+    found->load(model_.layouts(), entries(), staging_);
+    // The same layout goes on from its own text; another one's positions are joined.
+    const std::vector<std::string> positions = found->rank_texts();
+    run.point.position = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
+    run.changed = changed_settings(saved.config_yaml, config::to_yaml(config_));
+    return run;
+}
+
+std::vector<StateEntry> RunCheckpoints::entries() {
+    std::vector<StateEntry> all = model_.parameters().state(true);
+    for (StateEntry& buffer : model_.decoder().buffers()) all.push_back(std::move(buffer));
+    return all;
+}
+
+TrainerState RunCheckpoints::state(const RunPoint& point) const {
+    return {.update = point.update,
+            .num_train_steps = point.num_train_steps,
+            .dtype = config_.dtype,
+            .model_config = model_.config().to_json(),
+            .router = router_keys(config_),
+            .window = point.window,
+            .config_yaml = config::to_yaml(config_)};
+}
+
+std::string RunCheckpoints::save(const RunPoint& point, bool final) {
+    checkpoint::SaveRequest request;
+    request.step = point.update;
+    request.entries = entries();
+    request.staging = &staging_;
+    request.pieces = model_.layouts().front().pieces;
+    request.model_dtype = dtype_;
+    config::ModelConfig written = model_.config();
+    written.set_string("dtype", dtype_ == DType::BF16 ? "bfloat16" : "float32");
+    request.model_files["config.json"] = written.to_json();
+    for (auto& [name, text] : data::hf_tokenizer_files(tokenizer_, config_.dataset.max_seq_length)) {
+        request.model_files[name] = std::move(text);
+    }
+    request.trainer = state(point).to_json();
+    request.rank_text = point.position;
+    if (final) {
+        store_.save_final(request);
+    } else {
+        store_.save(request);
+    }
+    return (std::filesystem::path(config_.checkpoint.ckpt_dir) / checkpoint::step_name(point.update))
+        .string();
+}
+
+}  // namespace moebius::train
