@@ -107,7 +107,7 @@ int run_step(Options options) {
                                   c.config_kwargs),
         train::model_options(c));
     nn::Run run{.exec = machine.exec, .dtype = train::dtype_from(c.dtype), .world = world.get()};
-    model.place({.dtype = run.dtype, .train = true}, run.exec);
+    model.place(train::place_options(c), run.exec);
     model.parameters().fill(static_cast<uint64_t>(c.seed), run.exec);
     const data::BatchShape shape{
         .rows = rows, .capacity = rows * length, .max_seqlen = length, .max_pieces = rows};

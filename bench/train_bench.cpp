@@ -138,7 +138,7 @@ int run_train(Options options) {
         train::model_options(c));
     nn::Run run{.exec = machine.exec(&c.kernels), .dtype = train::dtype_from(c.dtype), .world = world.get()};
     const double begin = seconds_now();
-    model.place({.dtype = run.dtype, .train = true}, run.exec);
+    model.place(train::place_options(c), run.exec);
     model.parameters().fill(static_cast<uint64_t>(c.seed), run.exec);
     const double filled = seconds_now() - begin;
     const data::BatchShape shape{

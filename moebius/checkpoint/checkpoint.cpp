@@ -66,19 +66,21 @@ LoadReport Checkpoint::load(const std::vector<NameLayout>& alternatives,
                             const std::vector<StateEntry>& entries, const HostStaging& staging) const {
     const StateFiles state(*files_, path_ / kOptimizerFolder, manifest_.world_size);
     LoadReport report;
-    std::vector<StateEntry> from_model;
+    std::vector<StateEntry> from_model, from_state;
     std::set<std::string> asked;
     for (const StateEntry& entry : entries) {
         asked.insert(describe(entry.kind, entry.slice.name));
         if (entry.slice.count == 0) continue;
-        if (entry.kind == StateKind::Weight && !state.has(entry.kind, entry.slice.name))
-            from_model.push_back(entry);
-        else
-            state.read(entry, staging);
+        const bool stored = entry.kind != StateKind::Weight || state.has(entry.kind, entry.slice.name);
+        (stored ? from_state : from_model).push_back(entry);
     }
     if (!from_model.empty())
         report.model =
             import_model(*files_, model_folder(), alternatives, from_model, Conversion::Exact, staging);
+    // Weights first: masters that are held as remainders set them too.
+    std::stable_partition(from_state.begin(), from_state.end(),
+                          [](const StateEntry& entry) { return entry.kind == StateKind::Weight; });
+    for (const StateEntry& entry : from_state) state.read(entry, staging);
     for (const std::string& stored : state.stored())
         if (!asked.contains(stored)) report.unused.push_back(stored);
     return report;

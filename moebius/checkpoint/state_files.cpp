@@ -62,6 +62,13 @@ std::pair<StateKind, GlobalSlice> from_json(const Json& value, int64_t count) {
     return {parse_kind(value.at("kind").get<std::string>()), slice};
 }
 
+// The element type itself; for moments also one that holds all its values.
+bool exact(FileType stored, const StateEntry& entry) {
+    const DType wanted = entry.stored_dtype();
+    const bool moment = entry.kind == StateKind::Moment1 || entry.kind == StateKind::Moment2;
+    return stored == file_type(wanted) || (moment && stored == FileType::BF16 && wanted == DType::F32);
+}
+
 }  // namespace
 
 std::string_view name(StateKind kind) {
@@ -97,20 +104,25 @@ FileRecord write_state_file(FileSystem& files, const Path& path, const std::vect
     }
     // Wide elements first: everything is aligned.
     std::stable_sort(order.begin(), order.end(), [](const StateEntry* a, const StateEntry* b) {
-        return bits(a->view.dtype) > bits(b->view.dtype);
+        return bits(a->stored_dtype()) > bits(b->stored_dtype());
     });
     Json slices = Json::object();
     std::vector<PlannedTensor> plan;
     for (const StateEntry* entry : order) {
         const std::string key = key_of(*entry);
         slices[key] = to_json(*entry);
-        plan.push_back({key, entry->view.dtype,
+        plan.push_back({key, entry->stored_dtype(),
                         is_whole(entry->slice) ? entry->slice.shape : Shape{entry->slice.count}});
     }
     extra[kSlices] = slices.dump();
     SafetensorsWriter writer(files, path, plan, extra);
     for (size_t i = 0; i < order.size(); ++i) {
-        staging.read(order[i]->view, [&](const View& values, int64_t at) { writer.write(i, at, values); });
+        const auto write = [&](const View& values, int64_t at) { writer.write(i, at, values); };
+        if (order[i]->remainder) {
+            staging.read_joined(order[i]->view, order[i]->remainder, write);
+        } else {
+            staging.read(order[i]->view, write);
+        }
     }
     return writer.finish();
 }
@@ -168,15 +180,21 @@ void StateFiles::read(const StateEntry& entry, const HostStaging& staging) const
         const Range common =
             intersect({stored.slice.begin, stored.slice.count}, {position, entry.slice.end() - position});
         if (common.count == 0) continue;
-        if (stored.tensor->type != file_type(entry.view.dtype))
+        if (!exact(stored.tensor->type, entry))
             throw Error(fmt::format("{}: the {} has dtype {}, expected {}", stored.file->path().string(),
-                                    what, name(stored.tensor->type), name(file_type(entry.view.dtype))));
+                                    what, name(stored.tensor->type), name(file_type(entry.stored_dtype()))));
         if (common.begin != position) break;
-        staging.write(elements(entry.view, common.begin - entry.slice.begin, common.count),
-                      [&](const View& piece, int64_t at) {
-                          stored.file->read(*stored.tensor, common.begin - stored.slice.begin + at,
-                                            piece.numel(), piece);
-                      });
+        const auto part = [&](const View& view) {
+            return elements(view, common.begin - entry.slice.begin, common.count);
+        };
+        const auto read = [&](const View& piece, int64_t at) {
+            stored.file->read(*stored.tensor, common.begin - stored.slice.begin + at, piece.numel(), piece);
+        };
+        if (entry.remainder) {
+            staging.write_split(part(entry.view), part(entry.remainder), read);
+        } else {
+            staging.write(part(entry.view), read);
+        }
         position += common.count;
     }
     if (position != entry.slice.end())

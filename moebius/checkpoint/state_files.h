@@ -29,7 +29,7 @@ class StateFiles {
 
     bool has(StateKind kind, const std::string& name) const;
     // Fills the entry from whatever slices cover it. Throws Error for one that is missing in part, or of
-    // another shape or element type.
+    // another shape or element type (bf16 moments are read as f32, which holds them exactly).
     void read(const StateEntry& entry, const HostStaging& staging) const;
     const Metadata& metadata(size_t file) const { return readers_[file]->metadata(); }
     // Kind and name of everything that is stored: "moment1 of layers.0.attention.qkv".

@@ -74,18 +74,25 @@ SaveRequest Store::copied(const SaveRequest& request) {
         for (size_t i = 0; i < request.entries.size(); ++i) {
             const View& from = request.entries[i].view;
             MOEBIUS_CHECK(from.contiguous(), request.entries[i].slice.name);
-            const int64_t bytes = from.bytes();
+            const DType stored = request.entries[i].stored_dtype();
+            const int64_t bytes = bytes_of(stored, from.numel());
             total += bytes;
             if (copies_[i].bytes != bytes || !copies_[i].data) {
                 copies_[i] = {};
                 copies_[i] = {std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes)), bytes};
             }
-            const View to(copies_[i].data.get(), from.dtype, from.shape);
-            staging_of(request).read(from, [&](const View& piece, int64_t at) {
+            const View to(copies_[i].data.get(), stored, from.shape);
+            const auto keep = [&](const View& piece, int64_t at) {
                 std::memcpy(elements(to, at, piece.numel()).data, piece.data,
                             static_cast<size_t>(piece.bytes()));
-            });
+            };
+            if (const View& remainder = request.entries[i].remainder) {
+                staging_of(request).read_joined(from, remainder, keep);
+            } else {
+                staging_of(request).read(from, keep);
+            }
             copy.entries[i].view = to;
+            copy.entries[i].remainder = View();
         }
     } catch (const std::bad_alloc&) {
         copies_.clear();

@@ -115,6 +115,13 @@ class Contradictions {
                 "false",
                 {"optimizer_store_param_remainders", "optimizer_master_weights"});
         }
+        if (config_.optimizer_store_param_remainders && config_.dtype != "bf16") {
+            fail(fmt::format(
+                     "optimizer_store_param_remainders = true needs dtype = bf16; with {} the weights are "
+                     "the masters",
+                     config_.dtype),
+                 {"optimizer_store_param_remainders", "dtype"});
+        }
         if (config_.fp8_config.quantized_model_init_kwargs.enabled && !config_.fp8_config.enabled) {
             fail(
                 "fp8_config.quantized_model_init_kwargs.enabled = true needs fp8_config.enabled = true, "

@@ -10,7 +10,6 @@ namespace {
 
 constexpr std::string_view kLowPrecision = "this build trains in fp32 and bf16 only";
 constexpr std::string_view kOneRank = "this build trains in one process only";
-constexpr std::string_view kFp32State = "this build keeps gradients and optimizer state in fp32 only";
 constexpr std::string_view kNoProfiler = "this build has no profiler hooks";
 constexpr std::string_view kNoFormat = "this build reads FASTA only";
 
@@ -205,9 +204,9 @@ void fields(Visitor& v, AdamWKwargs& s) {
              .range = {.at_least = 0}});
     v.field({.key = "state_dtype",
              .value = &s.state_dtype,
-             .help = "Type of the stored moments",
-             .choices = {"fp32", "bf16"},
-             .not_yet = kFp32State});
+             .help = "Type of the stored moments; bf16 ones are widened, updated in fp32, and rounded once "
+                     "to nearest even",
+             .choices = {"fp32", "bf16"}});
 }
 
 void fields(Visitor& v, LrSchedulerKwargs& s) {
@@ -326,9 +325,10 @@ static void run_fields(Visitor& v, TrainConfig& s) {
              .choices = {"fp32", "bf16"}});
     v.field({.key = "grad_dtype",
              .value = &s.grad_dtype,
-             .help = "Type in which gradients are accumulated",
-             .choices = {"fp32", "bf16"},
-             .not_yet = kFp32State});
+             .help =
+                 "Type in which gradients are held and accumulated over micro-batches; sums within one are "
+                 "fp32 and rounded once",
+             .choices = {"fp32", "bf16"}});
     v.field({.key = "device",
              .value = &s.device,
              .help = "Where to run; auto: a GPU where one is visible, the CPU where none is",
@@ -370,14 +370,17 @@ static void execution_fields(Visitor& v, TrainConfig& s) {
 }
 
 static void weight_fields(Visitor& v, TrainConfig& s) {
-    v.field({.key = "optimizer_master_weights",
-             .value = &s.optimizer_master_weights,
-             .help = "Keep fp32 masters of weights that are not fp32",
-             .not_yet = "this build always keeps fp32 masters of bf16 weights"});
+    v.field(
+        {.key = "optimizer_master_weights",
+         .value = &s.optimizer_master_weights,
+         .help =
+             "Keep fp32 masters of weights that are not fp32; false: bf16 weights are updated in fp32 "
+             "and rounded to nearest even, so that steps below half a unit of their last place are lost"});
     v.field({.key = "optimizer_store_param_remainders",
              .value = &s.optimizer_store_param_remainders,
-             .help = "Keep masters as bf16 weight plus 16-bit remainder",
-             .not_yet = kFp32State});
+             .help =
+                 "Keep the fp32 masters as bf16 weight plus 16-bit remainder: the same masters in 2 bytes a "
+                 "parameter in place of 4"});
     v.field({.key = "init_from_pretrained",
              .value = &s.init_from_pretrained,
              .help = "Start from the weights of this Hugging Face folder"});

@@ -1,6 +1,7 @@
 #include "moebius/nn/lm_head.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "moebius/ops/cross_entropy/cross_entropy.h"
 #include "moebius/ops/elementwise/elementwise.h"
@@ -13,6 +14,35 @@ namespace {
 struct HeadContext : Context {
     Tensor x, rstd, dnormed;
     int64_t bytes() const override { return x.view().bytes() + dnormed.view().bytes(); }
+};
+
+// The weight's gradient over blocks of tokens: added to main_grad, or, where that would round once a block,
+// to an fp32 copy of it.
+class BlockSums {
+  public:
+    BlockSums(Parameter& weight, bool several, Run& run) : weight_(weight) {
+        if (several && weight.main_grad.dtype != DType::F32)
+            wide_ = Tensor::empty("lm_head.dweight", weight.spec.shape, DType::F32, run.exec);
+    }
+    void add(const View& dscores, const View& x, Run& run) {
+        const float beta = weight_.take_fresh();
+        if (wide_ && !begun_ && beta != 0) ops::convert({weight_.main_grad, wide_}, run.exec);
+        begun_ = true;
+        ops::gemm({.kind = ops::GemmKind::Wgrad,
+                   .a = dscores,
+                   .b = x,
+                   .out = wide_ ? wide_.view() : weight_.main_grad,
+                   .beta = beta},
+                  run.exec);
+    }
+    void finish(Run& run) const {
+        if (wide_ && begun_) ops::convert({wide_, weight_.main_grad}, run.exec);
+    }
+
+  private:
+    Parameter& weight_;
+    Tensor wide_;
+    bool begun_ = false;
 };
 
 }  // namespace
@@ -36,6 +66,8 @@ ContextPtr LmHead::forward(Activation x, const LossOutputs& outputs, Run& run) {
     const int64_t block = std::min(options_.block_tokens, std::max<int64_t>(1, tokens));
     Tensor logits = Tensor::empty("lm_head.logits", {block, options_.vocab}, DType::F32, run.exec);
     Tensor dnormed = save ? Tensor::empty("lm_head.dx", shape, run.dtype, run.exec) : Tensor();
+    std::optional<BlockSums> dweight;
+    if (save) dweight.emplace(*weight_, tokens > block, run);
     for (int64_t begin = 0; begin < tokens; begin += block) {
         const int64_t count = std::min(block, tokens - begin);
         const View part = normed.view().rows(begin, count);
@@ -51,18 +83,14 @@ ContextPtr LmHead::forward(Activation x, const LossOutputs& outputs, Run& run) {
                             .bad = run.scalars.bad},
                            run.exec);
         if (!save) continue;
-        ops::gemm({.kind = ops::GemmKind::Wgrad,
-                   .a = dscores,
-                   .b = part,
-                   .out = weight_->main_grad,
-                   .beta = weight_->take_fresh()},
-                  run.exec);
+        dweight->add(dscores, part, run);
         ops::gemm({.kind = ops::GemmKind::Dgrad,
                    .a = dscores,
                    .b = weight_->value,
                    .out = dnormed.view().rows(begin, count)},
                   run.exec);
     }
+    if (dweight) dweight->finish(run);
     if (run.batch.targets) ops::sum_into({outputs.token_loss, outputs.loss_sum}, run.exec);
     if (!save) return nullptr;
     auto context = std::make_unique<HeadContext>();

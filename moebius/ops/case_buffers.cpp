@@ -16,6 +16,8 @@ double read(const void* data, DType dtype, int64_t index) {
             return static_cast<double>(static_cast<const int64_t*>(data)[index]);
         case DType::I32:
             return static_cast<const int32_t*>(data)[index];
+        case DType::I16:
+            return static_cast<const int16_t*>(data)[index];
         case DType::U8:
             return static_cast<const uint8_t*>(data)[index];
         default:
@@ -40,6 +42,9 @@ void write(void* data, DType dtype, int64_t index, double value) {
             return;
         case DType::I32:
             static_cast<int32_t*>(data)[index] = static_cast<int32_t>(value);
+            return;
+        case DType::I16:
+            static_cast<int16_t*>(data)[index] = static_cast<int16_t>(value);
             return;
         case DType::U8:
             static_cast<uint8_t*>(data)[index] = static_cast<uint8_t>(value);

@@ -69,6 +69,18 @@ void convert_flat(const View& from, const View& to, const Exec& exec) {
 
 }  // namespace
 
+int64_t bytes_per_parameter(const PlaceOptions& o) {
+    const auto bytes = [](DType dtype) { return bits(dtype) / 8; };
+    int64_t total = bytes(o.dtype);
+    if (o.train) total += bytes(o.grad_dtype);
+    if (!o.train || o.gradients_only) return total;
+    const int64_t masters = o.dtype == DType::F32              ? 0
+                            : o.masters == Masters::Float32    ? bytes(DType::F32)
+                            : o.masters == Masters::Remainders ? bytes(DType::I16)
+                                                               : 0;
+    return total + masters + 2 * bytes(o.state_dtype);
+}
+
 Parameter* ParameterSet::declare(ParameterSpec spec) {
     MOEBIUS_CHECK(find(spec.name) == nullptr, "parameter ", spec.name, " is declared twice");
     auto parameter = std::make_unique<Parameter>();
@@ -85,10 +97,15 @@ void ParameterSet::place(const PlaceOptions& options, const Exec& exec) {
     const Shape flat{numel_};
     values_ = Tensor::zeros("weights", flat, options.dtype, exec);
     if (options.train) {
-        gradients_ = Tensor::zeros("main_grad", flat, DType::F32, exec);
+        gradients_ = Tensor::zeros("main_grad", flat, options.grad_dtype, exec);
         if (!options.gradients_only) {
-            masters_ =
-                options.dtype == DType::F32 ? values_ : Tensor::zeros("masters", flat, DType::F32, exec);
+            if (options.dtype == DType::F32) {
+                masters_ = values_;
+            } else if (options.masters == Masters::Float32) {
+                masters_ = Tensor::zeros("masters", flat, DType::F32, exec);
+            } else if (options.masters == Masters::Remainders) {
+                remainders_ = Tensor::zeros("master_remainders", flat, DType::I16, exec);
+            }
             m_ = Tensor::zeros("adamw.m", flat, options.state_dtype, exec);
             v_ = Tensor::zeros("adamw.v", flat, options.state_dtype, exec);
         }
@@ -97,6 +114,7 @@ void ParameterSet::place(const PlaceOptions& options, const Exec& exec) {
         p->value = slice_of(values_, p->offset, p->spec.shape);
         p->main_grad = slice_of(gradients_, p->offset, p->spec.shape);
         p->master = slice_of(masters_, p->offset, p->spec.shape);
+        p->remainder = slice_of(remainders_, p->offset, p->spec.shape);
         p->m = slice_of(m_, p->offset, p->spec.shape);
         p->v = slice_of(v_, p->offset, p->spec.shape);
     }
@@ -104,6 +122,7 @@ void ParameterSet::place(const PlaceOptions& options, const Exec& exec) {
 
 void ParameterSet::fill(uint64_t seed, const Exec& exec) {
     if (exec.dry) return;
+    if (remainders_) return fill_split(seed, exec);
     // Masters keep the bits that rounding to the values drops.
     const View target = masters_ ? masters_.view() : values_.view();
     const bool rounded = target.data != values_.view().data;
@@ -121,12 +140,20 @@ void ParameterSet::fill(uint64_t seed, const Exec& exec) {
     }
 }
 
-void ParameterSet::masters_from_values(const Exec& exec) {
-    if (masters_) convert_flat(values_, masters_, exec);
+void ParameterSet::fill_split(uint64_t seed, const Exec& exec) {
+    const HostStaging staging(exec);
+    for (const auto& p : parameters_) {
+        staging.write_split(
+            values_.view().rows(p->offset, p->slice.count),
+            remainders_.view().rows(p->offset, p->slice.count),
+            [&](const View& piece, int64_t begin) { fill_piece(*p, seed, piece, begin, exec); });
+        ++p->version;
+    }
 }
 
-void ParameterSet::values_from_masters(const Exec& exec) {
-    if (masters_) convert_flat(masters_, values_, exec);
+void ParameterSet::masters_from_values(const Exec& exec) {
+    if (masters_) convert_flat(values_, masters_, exec);
+    if (remainders_) fill_zero(remainders_, exec);
 }
 
 void ParameterSet::begin_step() {
@@ -169,6 +196,10 @@ std::vector<StateEntry> ParameterSet::state(bool optimizer) const {
         add(*p, p->value, StateKind::Weight);
         if (!optimizer) continue;
         if (p->master.data != p->value.data) add(*p, p->master, StateKind::Master);
+        if (p->remainder) {
+            add(*p, p->value, StateKind::Master);
+            entries.back().remainder = p->remainder.reshaped({p->slice.count});
+        }
         add(*p, p->m, StateKind::Moment1);
         add(*p, p->v, StateKind::Moment2);
     }

@@ -32,8 +32,9 @@ struct Parameter {
     ParameterSpec spec;
     GlobalSlice slice;     // what this rank holds
     View value;            // of the model's dtype
-    View main_grad;        // f32; empty where nothing is trained
+    View main_grad;        // of the gradients' dtype; empty where nothing is trained
     View master, m, v;     // f32 (moments: the state dtype); master is value itself where that is f32
+    View remainder;        // i16; with value it is the master (Masters::Remainders)
     int64_t offset = 0;    // of the first element in the flat buffers
     uint64_t version = 0;  // counts updates of value
     bool fresh = true;     // no gradient was written in this step yet
@@ -46,12 +47,24 @@ struct Parameter {
     }
 };
 
+// How fp32 masters of bf16 values are kept. f32 values are their own masters.
+enum class Masters {
+    Float32,
+    Remainders,  // the value, rounded half away from zero, and 16 bits: the same masters in half the memory
+    None,        // values are updated in place and rounded
+};
+
 struct PlaceOptions {
     DType dtype = DType::F32;        // of values
+    DType grad_dtype = DType::F32;   // of main_grad
     DType state_dtype = DType::F32;  // of moments
-    bool train = true;               // gradients, masters, moments too
-    bool gradients_only = false;     // with train: gradients without masters and moments
+    Masters masters = Masters::Float32;
+    bool train = true;            // gradients, masters, moments too
+    bool gradients_only = false;  // with train: gradients without masters and moments
 };
+
+// What `place` allocates for a parameter.
+int64_t bytes_per_parameter(const PlaceOptions& options);
 
 // Contiguous elements of the flat buffers that share an owner and a decay group.
 struct Segment {
@@ -69,8 +82,6 @@ class ParameterSet {
     void fill(uint64_t seed, const Exec& exec);
     // Masters from values (after weights were loaded without an optimizer's state).
     void masters_from_values(const Exec& exec);
-    // Values from masters (after an optimizer's state was loaded).
-    void values_from_masters(const Exec& exec);
 
     void begin_step();                        // every gradient is fresh
     void finish_gradients(const Exec& exec);  // a gradient that nothing wrote becomes zero
@@ -80,22 +91,26 @@ class ParameterSet {
     int64_t numel() const { return numel_; }
     std::vector<Segment> segments() const;
     const PlaceOptions& options() const { return options_; }
-    // Flat buffers; empty where `place` made none. `masters` is `values` for f32.
+    // Flat buffers; empty where `place` made none. `masters` is `values` for f32, and empty where they are
+    // held as remainders or not at all.
     View values() const { return values_; }
     View gradients() const { return gradients_; }
     View masters() const { return masters_; }
+    View remainders() const { return remainders_; }
     View first_moments() const { return m_; }
     View second_moments() const { return v_; }
 
-    // What a checkpoint holds: weights; with `optimizer`, masters (where they are not the weights) and
-    // moments.
+    // What a checkpoint holds: weights; with `optimizer`, masters (where there are some beside the weights)
+    // and moments. Masters held as remainders set the weights too, so they are read after them.
     std::vector<StateEntry> state(bool optimizer) const;
 
   private:
+    void fill_split(uint64_t seed, const Exec& exec);
+
     std::vector<std::unique_ptr<Parameter>> parameters_;
     PlaceOptions options_;
     int64_t numel_ = 0;
-    Tensor values_, gradients_, masters_, m_, v_;
+    Tensor values_, gradients_, masters_, remainders_, m_, v_;
 };
 
 }  // namespace moebius

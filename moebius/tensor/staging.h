@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "moebius/runtime/exec.h"
@@ -38,6 +39,12 @@ class HostStaging {
             if (here.data != there.data) store(here, there);
         });
     }
+
+    // The same for fp32 values held as bf16 and 16-bit halves (base/split_float.h): `piece` holds them
+    // joined. f(piece, begin) gets, or sets, all of an f32 piece in host memory.
+    using Floats = std::function<void(const View& piece, int64_t begin)>;
+    void read_joined(const View& rounded, const View& remainder, const Floats& f) const;
+    void write_split(const View& rounded, const View& remainder, const Floats& f) const;
 
   private:
     template <class F>

@@ -29,6 +29,10 @@ struct StateEntry {
     GlobalSlice slice;
     View view;
     StateKind kind = StateKind::Weight;
+    // A Master that is held as bf16 weights, `view`, and i16 remainders: stored joined, as the f32 it is.
+    View remainder = {};
+
+    DType stored_dtype() const { return remainder ? DType::F32 : view.dtype; }
 };
 
 }  // namespace moebius

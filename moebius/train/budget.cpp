@@ -1,6 +1,7 @@
 #include "moebius/train/budget.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -108,6 +109,16 @@ int64_t left_in_control_group() {
     return least;
 }
 
+// Keys that make a parameter's bytes fewer.
+std::string smaller_state(const PlaceOptions& o) {
+    std::vector<std::string> keys;
+    if (o.dtype != DType::F32 && o.masters == Masters::Float32)
+        keys.push_back("optimizer_store_param_remainders=true (2 bytes fewer, the same masters)");
+    if (o.grad_dtype == DType::F32) keys.push_back("grad_dtype=bf16 (2)");
+    if (o.state_dtype == DType::F32) keys.push_back("adamw_kwargs.state_dtype=bf16 (4)");
+    return keys.empty() ? "" : fmt::format(", or set {}", fmt::join(keys, ", "));
+}
+
 // What `ulimit -v` leaves.
 int64_t left_of_address_space() {
     rlimit limit{};
@@ -128,16 +139,16 @@ int64_t available_memory(const Device& device) {
     return device.kind() == DeviceKind::Cpu ? available_memory() : cuda_backend::memory().free;
 }
 
-void check_memory_for_parameters(int64_t numel, DType dtype, const Device& device) {
-    // Weights, fp32 gradients, two fp32 moments; fp32 masters beside narrower weights.
-    const int64_t each = bits(dtype) / 8 + 4 + 8 + (dtype == DType::F32 ? 0 : 4);
+void check_memory_for_parameters(int64_t numel, const PlaceOptions& options, const Device& device) {
+    const int64_t each = bytes_per_parameter(options);
     const int64_t needed = checked_mul(numel, each), there = available_memory(device);
     if (needed <= there) return;
-    throw DeviceError(fmt::format(
-        "{} parameters need {:.2f} GiB ({} bytes each: weights, gradients, optimizer state), "
-        "{:.2f} GiB are free{}: make the model smaller (config_kwargs.num_hidden_layers, "
-        "num_local_experts, intermediate_size, hidden_size)",
-        numel, static_cast<double>(needed) / kGiB, each, static_cast<double>(there) / kGiB, where(device)));
+    throw DeviceError(
+        fmt::format("{} parameters need {:.2f} GiB ({} bytes each: weights, gradients, optimizer state), "
+                    "{:.2f} GiB are free{}: make the model smaller (config_kwargs.num_hidden_layers, "
+                    "num_local_experts, intermediate_size, hidden_size){}",
+                    numel, static_cast<double>(needed) / kGiB, each, static_cast<double>(there) / kGiB,
+                    where(device), smaller_state(options)));
 }
 
 void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c) {

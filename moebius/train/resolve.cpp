@@ -29,6 +29,16 @@ DType dtype_from(const std::string& name) {
     return name == "bf16" ? DType::BF16 : DType::F32;
 }
 
+PlaceOptions place_options(const config::TrainConfig& c) {
+    return {.dtype = dtype_from(c.dtype),
+            .grad_dtype = dtype_from(c.grad_dtype),
+            .state_dtype = dtype_from(c.adamw_kwargs.state_dtype),
+            .masters = c.optimizer_store_param_remainders ? Masters::Remainders
+                       : c.optimizer_master_weights       ? Masters::Float32
+                                                          : Masters::None,
+            .train = true};
+}
+
 models::ModelOptions model_options(const config::TrainConfig& c) {
     models::ModelOptions o;
     o.expert_mode = c.expert_ffn_mode == "loop"             ? nn::ExpertMode::Loop

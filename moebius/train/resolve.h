@@ -16,6 +16,8 @@ config::Choices registry_choices();
 
 DType dtype_from(const std::string& name);  // "fp32", "bf16"
 models::ModelOptions model_options(const config::TrainConfig& c);
+// What is kept of each parameter, and in which types.
+PlaceOptions place_options(const config::TrainConfig& c);
 StepOptions step_options(const config::TrainConfig& c, const data::BatchShape& shape);
 // Whether the device's steps run as a CUDA graph. Throws Error where cuda_graph = on and they cannot.
 bool use_cuda_graph(const config::TrainConfig& c, const nn::DecoderOptions& model, const Device& device);

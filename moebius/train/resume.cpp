@@ -61,13 +61,23 @@ std::map<std::string, std::string> flat_keys(const std::string& yaml) {
     return keys;
 }
 
+constexpr const char* kMasters = "optimizer_master_weights";
+
+// A key of the run's configuration; `fallback` where it was written before the key was there.
+std::string key_of(const TrainerState& state, const std::string& key, const std::string& fallback) {
+    const std::map<std::string, std::string> keys = flat_keys(state.config_yaml);
+    const auto found = keys.find(key);
+    return found == keys.end() ? fallback : found->second;
+}
+
 // Where a run writes, how it shows itself, on what it runs, and how long: of no effect on the steps behind
 // the resume, or meant to be changed.
 bool is_about_the_process(const std::string& key) {
     static const std::set<std::string> kKeys = {
-        "num_train_steps",     "time_budget_minutes",    "device", "num_threads",
-        "cuda_graph",          "expert_ffn_mode",        "fusion", "activation_checkpointing",
-        "dataset.num_workers", "dataset.prefetch_factor"};
+        "num_train_steps", "time_budget_minutes", "device", "num_threads", "cuda_graph", "expert_ffn_mode",
+        "fusion", "activation_checkpointing", "dataset.num_workers", "dataset.prefetch_factor",
+        // The same masters in other memory.
+        "optimizer_store_param_remainders"};
     if (kKeys.count(key)) return true;
     for (const char* group : {"checkpoint.", "logger.", "validation.", "profiler.", "kernels."})
         if (key.starts_with(group)) return true;
@@ -128,6 +138,24 @@ void check_same_model(const TrainerState& saved, const TrainerState& now, const 
     if (saved.dtype != now.dtype) differs("dtype", saved.dtype, now.dtype, checkpoint);
     compare("config_kwargs.", Json::parse(saved.model_config), Json::parse(now.model_config), checkpoint);
     compare("router.", Json::parse(saved.router), Json::parse(now.router), checkpoint);
+}
+
+bool has_masters(const TrainerState& state) {
+    return state.dtype != "fp32" && key_of(state, kMasters, "true") == "true";
+}
+
+void check_state_is_kept(const TrainerState& saved, const TrainerState& now, const std::string& checkpoint) {
+    const auto check = [&](const char* key, const char* fallback, const char* wide, const char* what) {
+        const std::string before = key_of(saved, key, fallback), after = key_of(now, key, fallback);
+        if (before != wide || after == before) return;
+        throw Error(fmt::format(
+            "{} = {}, but the checkpoint {} has {}: going on would round its fp32 {} (put it back, or begin "
+            "another run from its weights with init_from_pretrained={}/model and another logger.run_dir)",
+            key, after, checkpoint, before, what, checkpoint));
+    };
+    // fp32 weights are their own masters.
+    if (now.dtype != "fp32") check(kMasters, "true", "true", "masters");
+    check("adamw_kwargs.state_dtype", "fp32", "fp32", "moments");
 }
 
 }  // namespace moebius::train

@@ -28,6 +28,13 @@ std::string router_keys(const config::TrainConfig& c);
 // Throws Error naming the first key that shapes the model and differs, and both values.
 void check_same_model(const TrainerState& saved, const TrainerState& now, const std::string& checkpoint);
 
+// Whether its run keeps masters beside its weights.
+bool has_masters(const TrainerState& state);
+
+// Throws Error naming key and both values where going on would drop bits that the checkpoint has: its fp32
+// masters or moments. The other way round they are widened, which is exact.
+void check_state_is_kept(const TrainerState& saved, const TrainerState& now, const std::string& checkpoint);
+
 // "key: before -> now" of every other key that shapes the training and differs: what a resume takes as it is
 // now, and says. Both are texts of config::to_yaml.
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml);

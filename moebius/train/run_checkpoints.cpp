@@ -23,7 +23,7 @@ RunCheckpoints::RunCheckpoints(const config::TrainConfig& config, models::Model&
               .async = config.checkpoint.async_save},
              checkpoint::real_file_system()) {}
 
-std::optional<FoundRun> RunCheckpoints::resume() {
+std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     std::vector<std::string> skipped;
     const auto found =
         checkpoint::latest(checkpoint::real_file_system(), config_.checkpoint.ckpt_dir, &skipped);
@@ -44,14 +44,25 @@ std::optional<FoundRun> RunCheckpoints::resume() {
                  .num_train_steps = asked == 0 ? saved.num_train_steps : asked,
                  .window = saved.window};
     check_same_model(saved, state(run.point), run.path);
+    check_state_is_kept(saved, state(run.point), run.path);
     run.complete = run.point.update >= run.point.num_train_steps;
     if (run.complete) return run;
-    found->load(model_.layouts(), entries(), staging_);
+    load(*found, saved, exec);
     // The same layout goes on from its own text; another one's positions are joined.
     const std::vector<std::string> positions = found->rank_texts();
     run.point.position = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
     run.changed = changed_settings(saved.config_yaml, config::to_yaml(config_));
     return run;
+}
+
+void RunCheckpoints::load(const checkpoint::Checkpoint& from, const TrainerState& saved, const Exec& exec) {
+    std::vector<StateEntry> wanted = entries();
+    const bool without_masters = !has_masters(saved) && has_masters(state({.update = saved.update}));
+    if (without_masters)
+        std::erase_if(wanted, [](const StateEntry& entry) { return entry.kind == StateKind::Master; });
+    from.load(model_.layouts(), wanted, staging_);
+    // The weights that such a run has are its masters.
+    if (without_masters) model_.parameters().masters_from_values(exec);
 }
 
 std::vector<StateEntry> RunCheckpoints::entries() {

@@ -36,7 +36,7 @@ class RunCheckpoints {
 
     // The newest whole checkpoint, loaded into the model; nothing where there is none. Throws Error where all
     // are damaged, or one is of another model.
-    std::optional<FoundRun> resume();
+    std::optional<FoundRun> resume(const Exec& exec);
 
     // Its path. The last one of a run is `final`: whole on return, and not written twice.
     std::string save(const RunPoint& point, bool final);
@@ -44,6 +44,7 @@ class RunCheckpoints {
     void wait() { store_.wait(); }
 
   private:
+    void load(const checkpoint::Checkpoint& from, const TrainerState& saved, const Exec& exec);
     std::vector<StateEntry> entries();
     TrainerState state(const RunPoint& point) const;
 

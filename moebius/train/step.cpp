@@ -254,9 +254,12 @@ void Step::update(Buffers& buffers, nn::Run& run) {
                      exec);
     const bool rounded = parameters.values().dtype != DType::F32;
     for (const Segment& segment : parameters.segments()) {
-        const auto range = [&](const View& flat) { return flat.rows(segment.begin, segment.count); };
+        const auto range = [&](const View& flat) {
+            return flat ? flat.rows(segment.begin, segment.count) : View();
+        };
         ops::adamw({.master = range(parameters.masters()),
                     .weights = rounded ? range(parameters.values()) : View(),
+                    .remainder = range(parameters.remainders()),
                     .grad = range(parameters.gradients()),
                     .m = range(parameters.first_moments()),
                     .v = range(parameters.second_moments()),

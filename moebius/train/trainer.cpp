@@ -126,7 +126,7 @@ TrainResult Trainer::run() {
 void Trainer::open_run() {
     // What can be told from data and model alone is told before anything is made.
     check_memory_for_batches(data::batch_shape(*data_.training, loader_options(c_)), c_);
-    check_memory_for_parameters(model_.parameters().numel(), run_.dtype, machine_.device());
+    check_memory_for_parameters(model_.parameters().numel(), place_options(c_), machine_.device());
     const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
     if (!c_.checkpoint.resume_from_checkpoint) {
         // The one inside the other goes with it, so that nothing is left for the second turn.
@@ -142,7 +142,7 @@ void Trainer::open_run() {
     std::error_code error;
     if (!std::filesystem::equivalent(run_dir_, ckpt_dir, error)) ckpt_lock_.emplace(ckpt_dir, kCkptDir);
     checkpoints_.emplace(c_, model_, run_.dtype, *data_.tokenizer, staging_);
-    model_.place({.dtype = run_.dtype, .train = true}, run_.exec);
+    model_.place(place_options(c_), run_.exec);
     num_steps_ = c_.num_train_steps;
     const bool resumed = c_.checkpoint.resume_from_checkpoint && try_resume();
     if (result_.already_complete) return;
@@ -169,7 +169,7 @@ void Trainer::open_run() {
 }
 
 bool Trainer::try_resume() {
-    const std::optional<FoundRun> found = checkpoints_->resume();
+    const std::optional<FoundRun> found = checkpoints_->resume(run_.exec);
     if (!found) return false;
     num_steps_ = found->point.num_train_steps;
     update_ = found->point.update;

@@ -43,6 +43,13 @@ REFUSED = [
     (f"{K}.output_router_logits=false {K}.router_aux_loss_coef=0.1", [f"{K}.router_aux_loss_coef = 0.1", f"{K}.output_router_logits=true"]),
     (f"{K}.dtype=bfloat16", [f"{K}.dtype", "dtype = fp32"]),
     ("dataset.split_samples_in_token_packing=false", ["split_samples_in_token_packing", "use_sequence_packing"]),
+    ("optimizer_store_param_remainders=true", ["optimizer_store_param_remainders = true", "dtype = bf16", "fp32"]),
+    (
+        "dtype=bf16 optimizer_store_param_remainders=true optimizer_master_weights=false",
+        ["optimizer_store_param_remainders = true", "optimizer_master_weights"],
+    ),
+    ("grad_dtype=fp16", ["grad_dtype = fp16", "bf16"]),
+    ("adamw_kwargs.state_dtype=fp8", ["adamw_kwargs.state_dtype = fp8", "bf16"]),
     ("validation.enabled=true validation.data_path=x.fa", ["validation.data_path", "validation.fraction"]),
     # What this build does not do.
     ("device=cuda", ["device = cuda", "GPU"]),
@@ -50,8 +57,6 @@ REFUSED = [
     ("fp8_config.enabled=true", ["fp8_config.enabled = true"]),
     ("parallelism.ep_size=2", ["parallelism.ep_size = 2"]),
     ("parallelism.dp_size=2", ["parallelism.dp_size = 2"]),
-    ("grad_dtype=bf16", ["grad_dtype = bf16"]),
-    ("adamw_kwargs.state_dtype=bf16", ["adamw_kwargs.state_dtype = bf16"]),
     ("profiler.enabled=true", ["profiler.enabled = true"]),
     ("profiler.end_step=20", ["profiler.end_step = 20"]),
     ("dataset.format=parquet", ["dataset.format = parquet"]),

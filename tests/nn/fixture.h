@@ -36,12 +36,12 @@ struct SmallModel {
         return o;
     }
 
-    explicit SmallModel(const DecoderOptions& o, DType dtype = DType::F32) {
+    explicit SmallModel(const DecoderOptions& o, DType dtype = DType::F32, DType grad_dtype = DType::F32) {
         run.exec = {.device = &device, .pool = &pool, .threads = &threads};
         run.dtype = dtype;
         run.world = world.get();
         decoder = std::make_unique<Decoder>(parameters, o);
-        parameters.place({.dtype = dtype}, run.exec);
+        parameters.place({.dtype = dtype, .grad_dtype = grad_dtype}, run.exec);
         decoder->place(run.exec);
         parameters.fill(7, run.exec);
         const auto scalar = [&](DType type) {
@@ -94,13 +94,14 @@ struct SmallModel {
         float loss = 0, aux = 0, z = 0;
         std::vector<float> gradients;
     };
-    // Forward and backward; gradients of the sum over tokens plus the auxiliary losses.
-    Outcome step() {
+    // Forward and backward; gradients of the sum over tokens plus the auxiliary losses. Not `fresh`: added to
+    // those that are there.
+    Outcome step(bool fresh = true) {
         Outcome out;
         const int64_t tokens = run.batch.tokens.numel();
         const Tensor token_loss = Tensor::zeros("token_loss", {tokens}, DType::F32, run.exec);
         const Tensor scalars = Tensor::zeros("outputs", {3}, DType::F32, run.exec);
-        parameters.begin_step();
+        if (fresh) parameters.begin_step();
         decoder->reset_statistics(run);
         DecoderContext context =
             decoder->forward({.loss = {.token_loss = token_loss, .loss_sum = scalars.view().rows(0, 1)},
@@ -113,8 +114,9 @@ struct SmallModel {
         out.loss = s[0];
         out.aux = s[1];
         out.z = s[2];
-        const float* g = parameters.gradients().as<float>();
-        out.gradients.assign(g, g + parameters.gradients().numel());
+        const View g = parameters.gradients();
+        for (int64_t i = 0; i < g.numel(); ++i)
+            out.gradients.push_back(g.dtype == DType::BF16 ? to_float(g.as<BF16>()[i]) : g.as<float>()[i]);
         return out;
     }
     // Value of the objective alone, for central differences.

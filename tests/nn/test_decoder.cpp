@@ -45,6 +45,35 @@ TEST(Decoder, ExpertModesAgree) {
     }
 }
 
+// A micro-batch's gradients are summed in fp32 and rounded once, also over several blocks of the head's
+// tokens; the next one adds to them before its own rounding.
+TEST(Decoder, GradientsInBf16AreThoseInFp32RoundedOnce) {
+    for (const ExpertMode mode : {ExpertMode::GroupedLinear, ExpertMode::FusedGroupedMlp, ExpertMode::Loop}) {
+        DecoderOptions o = SmallModel::options();
+        o.layer.moe.mode = mode;
+        SmallModel wide(o, DType::BF16), narrow(o, DType::BF16, DType::BF16);
+        std::vector<float> first[2], second[2];
+        for (SmallModel* model : {&wide, &narrow}) {
+            const int i = model == &narrow;
+            model->set_batch({700, 1, 1500}, 3);
+            first[i] = model->step().gradients;
+            model->set_batch({40, 9}, 4);
+            second[i] = model->step(false).gradients;
+        }
+        ASSERT_GT(norm(first[0]), 0.1);
+        int64_t moved = 0;
+        for (size_t i = 0; i < first[0].size(); ++i) {
+            ASSERT_EQ(first[1][i], to_float(to_bf16(first[0][i])))
+                << i << ", mode " << static_cast<int>(mode);
+            const float added = second[0][i] - first[0][i], wanted = first[1][i] + added;
+            ASSERT_NEAR(second[1][i], wanted, 0x1.02p-8 * std::abs(wanted) + 1e-5 * std::abs(first[0][i]))
+                << i;
+            moved += second[1][i] != first[1][i];
+        }
+        EXPECT_GT(moved, static_cast<int64_t>(first[0].size()) / 4);
+    }
+}
+
 TEST(Decoder, RecomputationGivesTheSameBitsAndKeepsLess) {
     DecoderOptions o = SmallModel::options();
     o.aux = {.coeff = 0.1f, .z_coeff = 0.01f};

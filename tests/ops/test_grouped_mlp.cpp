@@ -66,12 +66,12 @@ struct Mlp {
 struct Result {
     Block c, y, dx, dgate_up, ddown, dscales;
 
-    explicit Result(const Mlp& m)
+    explicit Result(const Mlp& m, DType gradients = DType::F32)
         : c(m.x.view.dtype, {m.capacity, 2 * m.intermediate}),
           y(m.x.view.dtype, m.x.view.shape),
           dx(m.x.view.dtype, m.x.view.shape),
-          dgate_up(DType::F32, m.gate_up.view.shape),
-          ddown(DType::F32, m.down.view.shape),
+          dgate_up(gradients, m.gate_up.view.shape),
+          ddown(gradients, m.down.view.shape),
           dscales(DType::F32, {m.capacity}) {}
     std::vector<std::pair<const char*, const Block*>> all() const {
         return {{"c", &c},         {"y", &y},
@@ -149,8 +149,8 @@ class GroupedMlp : public testing::Test {
     GroupedMlp() : device_(Device::cpu_from_environment()), threads_(2) {}
     Exec exec() { return {.device = &device_, .pool = &pool_, .threads = &threads_}; }
 
-    void expect_same_bits(Mlp& m) {
-        Result fused(m), chain(m);
+    void expect_same_bits(Mlp& m, DType gradients = DType::F32) {
+        Result fused(m, gradients), chain(m, gradients);
         for (const float beta : {0.0f, 1.0f}) {  // the second adds to what the first left
             run_fused(m, fused, exec(), beta);
             run_chain(m, chain, exec(), beta);
@@ -180,6 +180,18 @@ TEST_F(GroupedMlp, EqualsTheUnfusedChainBitForBit) {
         Mlp deep(dtype, {2500, 3, 2050}, 4553, 24, 17);
         expect_same_bits(deep);
     }
+}
+
+// Rounded once, also where an expert's rows lie in several waves, of which one ends an expert and begins
+// another.
+TEST_F(GroupedMlp, GradientsInBf16EqualThoseOfTheUnfusedChain) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+        Mlp m(dtype, {1, 300, 0, 77}, 400, 270, 150);
+        expect_same_bits(m, DType::BF16);
+    }
+    constexpr int64_t kIntermediate = 2048, kWave = (int64_t{64} << 20) / (2 * 3 * kIntermediate);
+    Mlp waves(DType::BF16, {kWave + 600, 3, kWave + 1500, 20}, 2 * kWave + 2130, 16, kIntermediate);
+    expect_same_bits(waves, DType::BF16);
 }
 
 TEST_F(GroupedMlp, LoopOfDenseProductsGivesTheBitsOfTheGroupedOne) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "moebius/base/split_float.h"
 #include "moebius/tensor/parameter.h"
 #include "moebius/tensor/staging.h"
 
@@ -75,6 +76,95 @@ TEST(ParameterSet, MastersKeepWhatRoundingDrops) {
     EXPECT_GT(differ, 100);
     EXPECT_EQ(w->master.as<float>()[2 * 4], 0.0f);
     EXPECT_EQ(set.state(true).size(), 4u);  // weight, master, two moments
+}
+
+// Remainders hold the masters that fp32 ones would be, from the same seed.
+TEST(ParameterSet, RemaindersHoldTheSameMasters) {
+    Fixture f;
+    ParameterSet wide, split;
+    for (ParameterSet* set : {&wide, &split}) set->declare({.name = "w", .shape = {50, 4}, .zero_row = 2});
+    wide.place({.dtype = DType::BF16}, f.exec);
+    split.place({.dtype = DType::BF16, .masters = Masters::Remainders}, f.exec);
+    wide.fill(1, f.exec);
+    split.fill(1, f.exec);
+    const Parameter* w = split.find("w");
+    EXPECT_FALSE(w->master);
+    const auto joined = [&](int64_t i) {
+        return join_float({w->value.as<BF16>()[i], w->remainder.as<int16_t>()[i]});
+    };
+    for (int64_t i = 0; i < 200; ++i) EXPECT_EQ(joined(i), wide.find("w")->master.as<float>()[i]) << i;
+    const std::vector<StateEntry> state = split.state(true);
+    ASSERT_EQ(state.size(), 4u);
+    EXPECT_EQ(state[1].kind, StateKind::Master);
+    EXPECT_EQ(state[1].stored_dtype(), DType::F32);
+    split.masters_from_values(f.exec);
+    for (int64_t i = 0; i < 200; ++i) EXPECT_EQ(joined(i), to_float(w->value.as<BF16>()[i])) << i;
+}
+
+TEST(ParameterSet, WithoutMastersThereAreNone) {
+    Fixture f;
+    ParameterSet set;
+    const Parameter* w = set.declare({.name = "w", .shape = {50, 4}});
+    set.place({.dtype = DType::BF16,
+               .grad_dtype = DType::BF16,
+               .state_dtype = DType::BF16,
+               .masters = Masters::None},
+              f.exec);
+    set.fill(1, f.exec);
+    EXPECT_FALSE(w->master || w->remainder);
+    EXPECT_EQ(w->main_grad.dtype, DType::BF16);
+    EXPECT_EQ(w->m.dtype, DType::BF16);
+    EXPECT_EQ(set.state(true).size(), 3u);
+    EXPECT_NE(to_float(w->value.as<BF16>()[7]), 0.0f);
+}
+
+TEST(ParameterSet, SaysHowManyBytesAParameterTakes) {
+    const std::pair<PlaceOptions, int64_t> kForms[] = {
+        {{}, 16},
+        {{.train = false}, 4},
+        {{.dtype = DType::BF16}, 18},
+        {{.dtype = DType::BF16, .masters = Masters::Remainders}, 16},
+        {{.dtype = DType::BF16, .masters = Masters::None}, 14},
+        {{.dtype = DType::BF16,
+          .grad_dtype = DType::BF16,
+          .state_dtype = DType::BF16,
+          .masters = Masters::None},
+         8},
+        {{.dtype = DType::BF16, .gradients_only = true}, 6}};
+    for (const auto& [options, bytes] : kForms) {
+        Fixture f;
+        ParameterSet set;
+        set.declare({.name = "w", .shape = {64, 10}});
+        set.place(options, f.exec);
+        EXPECT_EQ(bytes_per_parameter(options), bytes);
+        EXPECT_EQ(f.pool.report().current_bytes, 640 * bytes);
+    }
+}
+
+TEST(HostStaging, JoinsAndSplitsInPieces) {
+    Fixture f;
+    constexpr int64_t kCount = 37;
+    const Tensor rounded = Tensor::empty("rounded", {kCount}, DType::BF16, f.exec);
+    const Tensor remainder = Tensor::empty("remainder", {kCount}, DType::I16, f.exec);
+    const auto value = [](int64_t i) { return 1.0f + static_cast<float>(i) * 0x1p-23f * 8191.0f; };
+    for (const int64_t piece_bytes : {0, 1, 6, 1000}) {
+        const HostStaging staging(f.exec, piece_bytes);
+        fill_zero(rounded, f.exec);
+        fill_zero(remainder, f.exec);
+        staging.write_split(rounded, remainder, [&](const View& piece, int64_t begin) {
+            for (int64_t i = 0; i < piece.numel(); ++i) piece.as<float>()[i] = value(begin + i);
+        });
+        std::vector<float> seen;
+        staging.read_joined(rounded, remainder, [&](const View& piece, int64_t begin) {
+            EXPECT_EQ(begin, static_cast<int64_t>(seen.size()));
+            seen.insert(seen.end(), piece.as<float>(), piece.as<float>() + piece.numel());
+        });
+        ASSERT_EQ(seen.size(), static_cast<size_t>(kCount));
+        for (int64_t i = 0; i < kCount; ++i) {
+            EXPECT_EQ(seen[static_cast<size_t>(i)], value(i));
+            EXPECT_EQ(rounded.view().as<BF16>()[i].bits, split_float(value(i)).rounded.bits);
+        }
+    }
 }
 
 TEST(HostStaging, PiecesCoverAViewOnce) {

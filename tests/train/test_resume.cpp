@@ -1,12 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "moebius/base/error.h"
 #include "moebius/train/resume.h"
 
 namespace moebius::train {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 TEST(Resume, SettingsThatChangedAreNamedWithBothValues) {
     const std::string saved =
@@ -19,6 +21,49 @@ TEST(Resume, SettingsThatChangedAreNamedWithBothValues) {
                 ElementsAre("adamw_kwargs.eps: (unset) -> 1e-08", "dataset.micro_batch_size: 8 -> 4",
                             "grad_acc_steps: 1 -> 2"));
     EXPECT_THAT(changed_settings(now, now), ElementsAre());
+}
+
+TEST(Resume, RemaindersMayComeAndGo) {
+    EXPECT_THAT(changed_settings("optimizer_store_param_remainders: false\ngrad_dtype: fp32\n",
+                                 "optimizer_store_param_remainders: true\ngrad_dtype: bf16\n"),
+                ElementsAre("grad_dtype: fp32 -> bf16"));
+}
+
+TrainerState state_of(const std::string& dtype, const std::string& masters, const std::string& moments) {
+    TrainerState state;
+    state.dtype = dtype;
+    state.config_yaml = "optimizer_master_weights: " + masters +
+                        "\nadamw_kwargs:\n  lr: 0.1\n  state_dtype: " + moments + "\n";
+    return state;
+}
+
+TEST(Resume, WhatWouldBeRoundedIsNamedWithBothValues) {
+    const auto message = [](const TrainerState& saved, const TrainerState& now) -> std::string {
+        try {
+            check_state_is_kept(saved, now, "runs/x/step_000004");
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "";
+    };
+    const TrainerState wide = state_of("bf16", "true", "fp32"), narrow = state_of("bf16", "false", "bf16");
+    EXPECT_THAT(message(wide, state_of("bf16", "false", "fp32")),
+                testing::AllOf(HasSubstr("optimizer_master_weights = false"), HasSubstr("has true"),
+                               HasSubstr("masters"), HasSubstr("step_000004")));
+    EXPECT_THAT(message(wide, state_of("bf16", "true", "bf16")),
+                testing::AllOf(HasSubstr("adamw_kwargs.state_dtype = bf16"), HasSubstr("has fp32"),
+                               HasSubstr("moments")));
+    EXPECT_EQ(message(narrow, wide), "") << "widening is exact";
+    EXPECT_EQ(message(wide, wide), "");
+    // fp32 weights are their own masters.
+    EXPECT_EQ(message(state_of("fp32", "true", "fp32"), state_of("fp32", "false", "fp32")), "");
+    // Before the keys were there.
+    TrainerState old;
+    old.dtype = "bf16";
+    EXPECT_THAT(message(old, narrow), HasSubstr("optimizer_master_weights"));
+    EXPECT_TRUE(has_masters(old));
+    EXPECT_FALSE(has_masters(narrow));
+    EXPECT_FALSE(has_masters(state_of("fp32", "true", "fp32")));
 }
 
 }  // namespace

@@ -147,6 +147,114 @@ TEST_F(Trainer, ResumeIsBitForBit) {
     }
 }
 
+const std::vector<std::vector<std::string>> kStateOptions = {
+    {"grad_dtype=bf16"},
+    {"adamw_kwargs.state_dtype=bf16"},
+    {"optimizer_master_weights=false"},
+    {"optimizer_store_param_remainders=true"},
+    {"grad_dtype=bf16", "adamw_kwargs.state_dtype=bf16", "optimizer_store_param_remainders=true"},
+    {"grad_dtype=bf16", "adamw_kwargs.state_dtype=bf16", "optimizer_master_weights=false"}};
+
+std::vector<std::string> with(std::vector<std::string> keys, const std::vector<std::string>& more) {
+    keys.insert(keys.end(), more.begin(), more.end());
+    return keys;
+}
+
+TEST_F(Trainer, ResumeIsBitForBitWithEveryOptimizerState) {
+    for (size_t i = 0; i < kStateOptions.size(); ++i) {
+        const std::string whole = "whole" + std::to_string(i), parts = "parts" + std::to_string(i);
+        const std::vector<std::string> keys = with({"dtype=bf16"}, kStateOptions[i]);
+        run(overrides(whole, keys));
+        EXPECT_TRUE(run(overrides(parts, with(keys, {"num_train_steps=4"}))).complete);
+        EXPECT_EQ(run(overrides(parts, keys)).first_step, 4);
+        EXPECT_TRUE(tensors(whole, 6) == tensors(parts, 6)) << kStateOptions[i].back();
+        const auto a = metrics(whole), b = metrics(parts);
+        ASSERT_EQ(a.size(), b.size());
+        for (size_t line = 0; line < a.size(); ++line) EXPECT_EQ(a[line]["loss"], b[line]["loss"]);
+    }
+    // fp32 weights, which are their own masters.
+    const std::vector<std::string> keys = {"grad_dtype=bf16", "adamw_kwargs.state_dtype=bf16"};
+    run(overrides("whole", keys));
+    run(overrides("parts", with(keys, {"num_train_steps=4"})));
+    run(overrides("parts", keys));
+    EXPECT_TRUE(tensors("whole", 6) == tensors("parts", 6));
+}
+
+// A short run learns as with fp32 state. Without masters it is slower: small steps are lost.
+TEST_F(Trainer, LossesStayCloseToThoseOfFp32State) {
+    const std::vector<std::string> run_keys = {"dtype=bf16", "num_train_steps=40",
+                                               "lr_scheduler_kwargs.num_decay_steps=60",
+                                               "checkpoint.save_every_n_steps=100"};
+    const auto losses = [&](const std::string& name, const std::vector<std::string>& keys) {
+        run(overrides(name, with(run_keys, keys)));
+        std::vector<double> values;
+        for (const Progress& p : sink_.steps) values.push_back(p.loss);
+        return values;
+    };
+    const std::vector<double> wide = losses("wide", {});
+    ASSERT_EQ(wide.size(), 40u);
+    const double learned = wide.front() - wide.back();
+    ASSERT_GT(learned, 0.5);
+    for (size_t i = 0; i < kStateOptions.size(); ++i) {
+        const std::vector<double> narrow = losses("narrow" + std::to_string(i), kStateOptions[i]);
+        ASSERT_EQ(narrow.size(), wide.size());
+        for (size_t step = 0; step < wide.size(); ++step)
+            EXPECT_NEAR(narrow[step], wide[step], 0.05 * learned) << kStateOptions[i].back() << " " << step;
+    }
+}
+
+// The masters of a checkpoint, whichever form the run that wrote it had.
+TEST_F(Trainer, RemaindersComeAndGoWithoutAWord) {
+    const auto masters = [&](const std::string& name) {
+        return read(folder_ / name / "checkpoints" / "step_000004" / "optimizer" /
+                    "optimizer-00000-of-00001.safetensors");
+    };
+    const std::string wide = "dtype=bf16", split = "optimizer_store_param_remainders=true";
+    for (const bool from_split : {false, true}) {
+        const std::string name = from_split ? "from_split" : "from_wide";
+        std::vector<std::string> first = {wide, "num_train_steps=4"}, then = {wide};
+        (from_split ? first : then).push_back(split);
+        run(overrides(name, first));
+        const std::string before = masters(name);
+        ASSERT_GT(before.size(), 10000u);
+        std::atomic<bool> stop{true};
+        EXPECT_TRUE(run(overrides(name, then), &stop).stopped);  // saves step 4 again, in the other form
+        EXPECT_TRUE(masters(name) == before);
+        EXPECT_TRUE(run(overrides(name, then)).complete);
+        for (const std::string& note : sink_.notes) EXPECT_THAT(note, testing::Not(HasSubstr("warning")));
+    }
+}
+
+TEST_F(Trainer, StateThatWouldBeRoundedIsRefusedAndNarrowStateIsWidened) {
+    const auto message = [&](const std::string& name, std::vector<std::string> more) {
+        try {
+            run(overrides(name, with({"dtype=bf16"}, more)));
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    EXPECT_EQ(message("wide", {"num_train_steps=3"}), "");
+    EXPECT_THAT(message("wide", {"optimizer_master_weights=false"}),
+                testing::AllOf(HasSubstr("optimizer_master_weights = false"), HasSubstr("has true")));
+    EXPECT_THAT(message("wide", {"adamw_kwargs.state_dtype=bf16"}),
+                testing::AllOf(HasSubstr("adamw_kwargs.state_dtype = bf16"), HasSubstr("has fp32")));
+    const std::vector<std::string> narrow = {"optimizer_master_weights=false",
+                                             "adamw_kwargs.state_dtype=bf16", "grad_dtype=bf16"};
+    EXPECT_EQ(message("narrow", with(narrow, {"num_train_steps=3"})), "");
+    for (const bool split : {true, false}) {
+        const std::string name = split ? "narrow_split" : "narrow";
+        if (split) fs::copy(folder_ / "narrow", folder_ / "narrow_split", fs::copy_options::recursive);
+        EXPECT_EQ(message(name, {split ? "optimizer_store_param_remainders=true" : "seed=42"}), "");
+        std::string notes;
+        for (const std::string& line : sink_.notes) notes += line + "\n";
+        EXPECT_THAT(notes, testing::AllOf(HasSubstr("optimizer_master_weights: false -> true"),
+                                          HasSubstr("adamw_kwargs.state_dtype: bf16 -> fp32"),
+                                          HasSubstr("grad_dtype: bf16 -> fp32")));
+    }
+    EXPECT_TRUE(fs::exists(folder_ / "narrow" / "checkpoints" / "step_000006"));
+}
+
 TEST_F(Trainer, EightRepeatsAndAnyThreadCountGiveTheSameBits) {
     run(overrides("first", {"num_train_steps=3"}));
     const std::string reference = tensors("first", 3);

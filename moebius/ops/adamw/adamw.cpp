@@ -10,10 +10,32 @@ constexpr Variant<AdamWArgs> kAdamW[] = {
     {"cuda_any", DeviceKind::Cuda, 80, 999, always<AdamWArgs>, MOEBIUS_CUDA(cuda::adamw)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AdamWArgs>, cpu::adamw}};
 
+int64_t count_of(const AdamWArgs& a) {
+    return a.master ? a.master.numel() : a.weights.numel();
+}
+
 void check_range(const AdamWArgs& a, const View& view, const char* what) {
-    MOEBIUS_CHECK(view.numel() == a.master.numel() && view.contiguous() &&
+    MOEBIUS_CHECK(view.numel() == count_of(a) && view.contiguous() &&
                       (view.dtype == DType::F32 || view.dtype == DType::BF16),
-                  what, ": ", name(view.dtype), " ", view.shape.str(), " for masters ", a.master.shape.str());
+                  what, ": ", name(view.dtype), " ", view.shape.str(), " for ", count_of(a), " parameters");
+}
+
+void check_master(const AdamWArgs& a) {
+    MOEBIUS_CHECK(a.master || a.weights, "neither master nor weights");
+    if (a.master) {
+        MOEBIUS_CHECK(a.master.dtype == DType::F32 && a.master.contiguous(),
+                      "master: ", name(a.master.dtype));
+    }
+    if (a.weights) {
+        check_range(a, a.weights, "weights");
+        MOEBIUS_CHECK(a.weights.dtype == DType::BF16, "weights: ", name(a.weights.dtype));
+    }
+    if (a.remainder) {
+        MOEBIUS_CHECK(!a.master && a.weights, "a remainder goes with weights and without a master");
+        MOEBIUS_CHECK(
+            a.remainder.dtype == DType::I16 && a.remainder.contiguous() && a.remainder.numel() == count_of(a),
+            "remainder: ", name(a.remainder.dtype), " ", a.remainder.shape.str());
+    }
 }
 
 void check_scalar(const View& view, DType dtype, const char* what) {
@@ -28,19 +50,16 @@ double bytes(const View& view) {
 }  // namespace
 
 Cost cost(const AdamWArgs& a) {
-    return {16.0 * static_cast<double>(a.master.numel()),
-            2.0 * (bytes(a.master) + bytes(a.m) + bytes(a.v)) + bytes(a.grad) + bytes(a.weights)};
+    return {16.0 * static_cast<double>(count_of(a)),
+            2.0 * (bytes(a.master) + bytes(a.remainder) + bytes(a.m) + bytes(a.v)) + bytes(a.grad) +
+                (a.master ? 1.0 : 2.0) * bytes(a.weights)};
 }
 
 void adamw(const AdamWArgs& a, const Exec& exec) {
-    MOEBIUS_CHECK(a.master.dtype == DType::F32 && a.master.contiguous(), "master: ", name(a.master.dtype));
+    check_master(a);
     check_range(a, a.grad, "grad");
     check_range(a, a.m, "m");
     check_range(a, a.v, "v");
-    if (a.weights) {
-        check_range(a, a.weights, "weights");
-        MOEBIUS_CHECK(a.weights.dtype == DType::BF16, "weights: ", name(a.weights.dtype));
-    }
     check_scalar(a.learning_rate, DType::F32, "learning_rate");
     check_scalar(a.clip, DType::F32, "clip");
     check_scalar(a.step, DType::I64, "step");

@@ -37,10 +37,10 @@ __global__ void embedding_any(const Lookup<T> a) {
 constexpr int kPiece = 64, kThreads = 128;
 constexpr int kRows = 8;  // rows in flight
 
-template <class T>
+template <class T, class D>
 struct Gradient {
     DeviceRows<const T> dout;
-    DeviceRows<float> dtable;
+    DeviceRows<D> dtable;
     const int32_t *ids, *order, *starts;  // order: tokens sorted by id; starts (vocabulary + 1) in it
     float* parts;                         // (pieces, 2, hidden): of the run that began in an earlier piece,
                                           // and of the one that begins here and goes on
@@ -53,10 +53,10 @@ struct Gradient {
     }
 };
 
-template <int N, class T>
-__device__ void write_row(const Gradient<T>& a, int64_t id, int64_t column, const float (&sum)[N]) {
+template <int N, class T, class D>
+__device__ void write_row(const Gradient<T, D>& a, int64_t id, int64_t column, const float (&sum)[N]) {
     float value[N];
-    float* out = a.dtable.row(id) + column;
+    D* out = a.dtable.row(id) + column;
     if (a.beta != 0.0f) {
         ptx::load_floats<N>(out, value);
 #pragma unroll
@@ -68,8 +68,8 @@ __device__ void write_row(const Gradient<T>& a, int64_t id, int64_t column, cons
 }
 
 // Block (piece, columns).
-template <int N, class T>
-__global__ void __launch_bounds__(kThreads) sum_runs_any(const Gradient<T> a) {
+template <int N, class T, class D>
+__global__ void __launch_bounds__(kThreads) sum_runs_any(const Gradient<T, D> a) {
     __shared__ int64_t tokens[kPiece], ids[kPiece];
     const int64_t begin = int64_t{blockIdx.x} * kPiece;
     const int count = a.tokens - begin < kPiece ? static_cast<int>(a.tokens - begin) : kPiece;
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kThreads) sum_runs_any(const Gradient<T> a) {
 }
 
 // Block (id, columns): ids without a token, and those whose run crosses pieces.
-template <int N, class T>
-__global__ void __launch_bounds__(kThreads) add_parts_any(const Gradient<T> a) {
+template <int N, class T, class D>
+__global__ void __launch_bounds__(kThreads) add_parts_any(const Gradient<T, D> a) {
     const int64_t id = blockIdx.x, column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * N;
     if (column >= a.hidden) return;
     const int64_t first = a.starts[id], end = a.starts[id + 1];
@@ -169,25 +169,28 @@ void embedding_backward(const EmbeddingBackwardArgs& args, const Exec& exec) {
                        .starts = sorted.as<int32_t>() + 2 * tokens + vocabulary};
     sort_by_key(sort, exec);
     with_device_type(args.dout.dtype, [&](auto type) {
-        using T = decltype(type);
-        const Gradient<T> a{{args.dout.as<T>(), args.dout.stride[0]},
-                            device_rows<float>(args.dtable),
-                            sort.keys,
-                            sort.source,
-                            sort.starts,
-                            parts.as<float>(),
-                            tokens,
-                            vocabulary,
-                            hidden,
-                            args.padding_idx,
-                            args.beta};
-        constexpr int N = kVector<T>;
-        const bool vectors = rows_in_vectors(args.dout, N) && rows_in_vectors(args.dtable, N);
-        const auto columns = static_cast<unsigned>(ceil_div(hidden, kThreads * (vectors ? N : 1)));
-        launch("embedding_backward", vectors ? sum_runs_any<N, T> : sum_runs_any<1, T>,
-               {dim3(static_cast<unsigned>(pieces), columns), kThreads}, exec, a);
-        launch("embedding_backward parts", vectors ? add_parts_any<N, T> : add_parts_any<1, T>,
-               {dim3(static_cast<unsigned>(vocabulary), columns), kThreads}, exec, a);
+        with_device_type(args.dtable.dtype, [&](auto table_type) {
+            using T = decltype(type);
+            using D = decltype(table_type);
+            const Gradient<T, D> a{{args.dout.as<T>(), args.dout.stride[0]},
+                                   device_rows<D>(args.dtable),
+                                   sort.keys,
+                                   sort.source,
+                                   sort.starts,
+                                   parts.as<float>(),
+                                   tokens,
+                                   vocabulary,
+                                   hidden,
+                                   args.padding_idx,
+                                   args.beta};
+            constexpr int N = kVector<T>;
+            const bool vectors = rows_in_vectors(args.dout, N) && rows_in_vectors(args.dtable, N);
+            const auto columns = static_cast<unsigned>(ceil_div(hidden, kThreads * (vectors ? N : 1)));
+            launch("embedding_backward", vectors ? sum_runs_any<N, T, D> : sum_runs_any<1, T, D>,
+                   {dim3(static_cast<unsigned>(pieces), columns), kThreads}, exec, a);
+            launch("embedding_backward parts", vectors ? add_parts_any<N, T, D> : add_parts_any<1, T, D>,
+                   {dim3(static_cast<unsigned>(vocabulary), columns), kThreads}, exec, a);
+        });
     });
 }
 

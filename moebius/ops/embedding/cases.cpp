@@ -9,6 +9,7 @@ enum class Ids { Random, AllOne, FirstFew, Last, OneBad };
 
 struct Setup {
     DType dtype = DType::F32;
+    DType table_grad = DType::F32;
     int64_t tokens = 0, vocabulary = 0, hidden = 0;
     Ids ids = Ids::Random;
     int64_t padding_idx = -1;
@@ -21,6 +22,7 @@ struct Setup {
         return std::string(name(dtype)) + "." + std::to_string(tokens) + "of" + std::to_string(vocabulary) +
                "x" + std::to_string(hidden) + kinds[static_cast<int>(ids)] +
                (padding_idx >= 0 ? ".padding" + std::to_string(padding_idx) : "") +
+               (table_grad == DType::F32 ? "" : ".to_" + std::string(name(table_grad))) +
                (beta != 0 ? ".accumulate" : "") + (row_padding ? ".strided" : "");
     }
     TensorSpec ids_tensor() const {
@@ -108,6 +110,7 @@ Case backward_case(const Setup& s) {
         {.name = "dout", .shape = {s.tokens, s.hidden}, .dtype = s.dtype, .row_padding = s.row_padding},
         {.name = "dtable",
          .shape = {s.vocabulary, s.hidden},
+         .dtype = s.table_grad,
          .role = s.beta != 0 ? Role::InOut : Role::Output,
          .row_padding = s.row_padding}};
     const auto args = [=](const Views& v) {
@@ -189,12 +192,18 @@ void embedding_cases(std::vector<Case>& cases) {
             cases.push_back(backward_case(s));
             s.beta = s.tokens % 2 ? 1.0f : 0.5f;
             cases.push_back(backward_case(s));
+            s.table_grad = DType::BF16;
+            cases.push_back(backward_case(s));
+            s.beta = 0;
+            cases.push_back(backward_case(s));
         }
         Setup padded{.dtype = dtype, .tokens = 60, .vocabulary = 8, .hidden = 40, .padding_idx = 3};
         cases.push_back(backward_case(padded));
         padded.beta = 1;
         cases.push_back(backward_case(padded));
         padded.padding_idx = 0;
+        cases.push_back(backward_case(padded));
+        padded.table_grad = DType::BF16;
         cases.push_back(backward_case(padded));
         Setup bench{.dtype = dtype, .tokens = 8192, .vocabulary = 256, .hidden = 256, .bench = true};
         cases.push_back(forward_case(bench));

@@ -28,11 +28,11 @@ void sort_by_id(const int32_t* ids, int64_t tokens, int64_t vocabulary, int64_t*
     for (int64_t t = 0; t < tokens; ++t) order[starts[row(t) + 1]++] = t;
 }
 
-template <class T>
+template <class T, class D>
 struct Gradient {
     const T* dout;
     int64_t dout_stride;
-    float* dtable;
+    D* dtable;
     int64_t table_stride;
     const int64_t* starts;
     const int64_t* order;
@@ -42,10 +42,10 @@ struct Gradient {
 
 struct GradientBody {
     // Σ rows of one id, token after token, `count` columns from `column`.
-    template <class T>
-    MOEBIUS_INLINE static void sum_rows(const Gradient<T>& g, int64_t id, int64_t column, int64_t count) {
+    template <class T, class D>
+    MOEBIUS_INLINE static void sum_rows(const Gradient<T, D>& g, int64_t id, int64_t column, int64_t count) {
         const int64_t begin = g.starts[id], end = id == g.padding_idx ? begin : g.starts[id + 1];
-        float* out = g.dtable + id * g.table_stride + column;
+        D* out = g.dtable + id * g.table_stride + column;
         if (begin == end && g.beta == 1.0f) return;
         const bool whole = count == kColumns;
         F16 total[4] = {};
@@ -67,8 +67,8 @@ struct GradientBody {
             store_some(out + j * kLanes, total[j], lanes);
         }
     }
-    template <Isa, class T>
-    MOEBIUS_INLINE static void run(const Gradient<T> g, int64_t first_id, int64_t last_id, int64_t column,
+    template <Isa, class T, class D>
+    MOEBIUS_INLINE static void run(const Gradient<T, D> g, int64_t first_id, int64_t last_id, int64_t column,
                                    int64_t count) {
         for (int64_t id = first_id; id < last_id; ++id) sum_rows(g, id, column, count);
     }
@@ -106,14 +106,18 @@ void embedding_backward(const EmbeddingBackwardArgs& args, const Exec& exec) {
     // a piece has few ids and a part of the columns.
     const int64_t ids_a_piece = ceil_div(vocabulary, 1024), id_pieces = ceil_div(vocabulary, ids_a_piece);
     with_float_type(args.dout.dtype, [&](auto type) {
-        using T = decltype(type);
-        const Gradient<T> g{
-            args.dout.as<T>(),    args.dout.stride[0], args.dtable.as<float>(), args.dtable.stride[0],
-            starts.as<int64_t>(), order.as<int64_t>(), args.padding_idx,        args.beta};
-        exec.parallel(id_pieces * ceil_div(hidden, kColumns), [&](int64_t piece, int) {
-            const int64_t first = piece % id_pieces * ids_a_piece, column = piece / id_pieces * kColumns;
-            with_isa<GradientBody>(exec.device->isa(), g, first, std::min(vocabulary, first + ids_a_piece),
-                                   column, std::min(kColumns, hidden - column));
+        with_float_type(args.dtable.dtype, [&](auto table_type) {
+            using T = decltype(type);
+            using D = decltype(table_type);
+            const Gradient<T, D> g{
+                args.dout.as<T>(),    args.dout.stride[0], args.dtable.as<D>(), args.dtable.stride[0],
+                starts.as<int64_t>(), order.as<int64_t>(), args.padding_idx,    args.beta};
+            exec.parallel(id_pieces * ceil_div(hidden, kColumns), [&](int64_t piece, int) {
+                const int64_t first = piece % id_pieces * ids_a_piece, column = piece / id_pieces * kColumns;
+                with_isa<GradientBody>(exec.device->isa(), g, first,
+                                       std::min(vocabulary, first + ids_a_piece), column,
+                                       std::min(kColumns, hidden - column));
+            });
         });
     });
 }

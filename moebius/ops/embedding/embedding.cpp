@@ -44,7 +44,8 @@ void embedding(const EmbeddingArgs& a, const Exec& exec) {
 
 void embedding_backward(const EmbeddingBackwardArgs& a, const Exec& exec) {
     check_shapes(a.ids, a.dtable, a.dout);
-    MOEBIUS_CHECK(a.dtable.dtype == DType::F32, "dtable: ", name(a.dtable.dtype));
+    MOEBIUS_CHECK(a.dtable.dtype == DType::F32 || a.dtable.dtype == DType::BF16,
+                  "dtable: ", name(a.dtable.dtype));
     MOEBIUS_CHECK(a.padding_idx >= -1 && a.padding_idx < a.dtable.size(0), "padding_idx ", a.padding_idx,
                   " of ", a.dtable.size(0), " rows");
     dispatch<EmbeddingBackwardArgs>("embedding_backward", kEmbeddingBackward, a, exec, cost(a));

@@ -19,7 +19,7 @@ std::vector<VariantInfo> embedding_variants();
 struct EmbeddingBackwardArgs {
     View ids;                  // (T) i32
     View dout;                 // (T, H)
-    View dtable;               // (V, H) f32: beta·itself + gradient
+    View dtable;               // (V, H) f32 or bf16: beta·itself + gradient, rounded once
     int64_t padding_idx = -1;  // this row gets no gradient
     float beta = 0;
 };

@@ -131,6 +131,7 @@ void gemm_cases(std::vector<Case>& cases) {
         // Mixed types, as the gradient of a weight and the router's logits have them.
         cases.push_back(gemm_case(kind, DType::BF16, DType::F32, shapes[4], true));
         cases.push_back(gemm_case(kind, DType::F32, DType::BF16, shapes[5], false));
+        cases.push_back(gemm_case(kind, DType::F32, DType::BF16, shapes[4], true));
         // The gradient of fp32 logits beside bf16 weights and activations.
         for (const GemmShape& s : {GemmShape{1, 17, 33},
                                    {77, 65, 31},

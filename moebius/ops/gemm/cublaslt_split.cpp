@@ -66,7 +66,8 @@ void gemm_split(const GemmArgs& args, const Exec& exec) {
     if (args.out.dtype == DType::F32) return sum_into(args.out, args.beta);
     const Scratch wide("gemm.split.sum", static_cast<size_t>(args.out.numel()) * sizeof(float), exec);
     const View sum(wide.as<float>(), DType::F32, args.out.shape);
-    sum_into(sum, 0);
+    if (args.beta != 0) convert({.x = args.out, .out = sum}, exec);
+    sum_into(sum, args.beta);
     convert({.x = sum, .out = args.out}, exec);
 }
 

@@ -29,10 +29,8 @@ std::string not_for_split(const GemmArgs& a, const Exec& exec) {
         return fmt::format("splits an f32 a beside a bf16 b, not {} and {}", name(a.a.dtype),
                            name(a.b.dtype));
     }
-    if (a.out.dtype != DType::F32 && !cublaslt::split_side_by_side(a) &&
-        (a.beta != 0 || !a.out.contiguous())) {
-        return "writes dense bf16 only, and adds to none";
-    }
+    if (a.out.dtype != DType::F32 && !cublaslt::split_side_by_side(a) && !a.out.contiguous())
+        return "writes dense bf16 only";
     return exec.dry ? std::string() : cublaslt::split_unavailable(a, exec);
 }
 

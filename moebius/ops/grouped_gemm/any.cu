@@ -16,10 +16,11 @@ constexpr int kRowsPerBlock = 8;           // warps of a block that sums rows
 struct BiasGrad {
     const void *dy, *bias;
     const float* bias_scale;
-    float *dbias, *dbias_scale;
+    void* dbias;
+    float* dbias_scale;
     ptx::SplitSizes sizes;
     int64_t n, dy_stride, bias_stride, dbias_stride;
-    bool accumulate, bias_is_bf16;
+    bool accumulate, bias_is_bf16, dbias_is_bf16;
 };
 
 // A block: 32 columns of one expert. Line l sums rows l, l + 32, …; the lines' sums are added as a tree.
@@ -43,8 +44,14 @@ __global__ void __launch_bounds__(kColumns* kLines) grouped_bias_grad_columns_an
         if (line < half) sums[line][column] += sums[line + half][column];
     }
     if (line > 0 || j >= p.n) return;
-    float* to = p.dbias + expert * p.dbias_stride + j;
-    *to = p.accumulate ? *to + sums[0][column] : sums[0][column];
+    const int64_t at = expert * p.dbias_stride + j;
+    if (p.dbias_is_bf16) {
+        auto* to = static_cast<__nv_bfloat16*>(p.dbias) + at;
+        ptx::store_float(to, p.accumulate ? ptx::load_float(to) + sums[0][column] : sums[0][column]);
+    } else {
+        auto* to = static_cast<float*>(p.dbias) + at;
+        *to = p.accumulate ? *to + sums[0][column] : sums[0][column];
+    }
 }
 
 // A warp a row: dbias_scale = Σ_columns dy · bias.
@@ -95,7 +102,8 @@ void grouped_gemm(const GroupedGemmArgs& args, const Exec& exec) {
 void grouped_bias_grad(const GroupedBiasGradArgs& args, const Exec& exec) {
     BiasGrad p{};
     p.dy = args.dy.data;
-    p.dbias = args.dbias.as<float>();
+    p.dbias = args.dbias.data;
+    p.dbias_is_bf16 = args.dbias.dtype == DType::BF16;
     p.sizes = {args.split_sizes.data, args.split_sizes.dtype == DType::I64, args.split_sizes.size(0),
                args.dy.size(0)};
     p.n = args.dy.size(1);

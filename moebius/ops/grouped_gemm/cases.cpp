@@ -214,18 +214,21 @@ Case gemm_case(const Problem& p, const char* variant = nullptr) {
     return c;
 }
 
-Case bias_grad_case(const Problem& p) {
+Case bias_grad_case(const Problem& p, DType to = DType::F32) {
     Case c;
     c.op = "grouped_bias_grad";
-    c.name = std::string(name(p.dtype)) + "." + p.splits.name + "." + std::to_string(p.n) +
-             (p.bias_scale ? ".scaled" : "") + (p.accumulate ? ".add" : "");
+    c.name = std::string(name(p.dtype)) + (to == DType::F32 ? "" : "_" + std::string(name(to))) + "." +
+             p.splits.name + "." + std::to_string(p.n) + (p.bias_scale ? ".scaled" : "") +
+             (p.accumulate ? ".add" : "");
     c.group = p.splits.name == "balanced" ? "basic" : "edge";
     c.dtype = p.dtype;
     const int64_t m = p.splits.capacity, n = p.n;
-    c.tensors = {
-        {.name = "dy", .shape = {m, n}, .dtype = p.dtype, .row_padding = p.padding},
-        split_tensor(p),
-        {.name = "dbias", .shape = {p.experts(), n}, .role = p.accumulate ? Role::InOut : Role::Output}};
+    c.tensors = {{.name = "dy", .shape = {m, n}, .dtype = p.dtype, .row_padding = p.padding},
+                 split_tensor(p),
+                 {.name = "dbias",
+                  .shape = {p.experts(), n},
+                  .dtype = to,
+                  .role = p.accumulate ? Role::InOut : Role::Output}};
     if (p.bias_scale) {
         c.tensors.push_back({.name = "bias", .shape = {p.experts(), n}, .dtype = p.dtype});
         c.tensors.push_back({.name = "bias_scale", .shape = {m}});
@@ -312,8 +315,11 @@ void aligned_cases(std::vector<Case>& cases) {
                 cases.push_back(gemm_case(p, variant));
             }
         }
-        p.accumulate = true;  // Wgrad in f32
-        cases.push_back(gemm_case(p, variant));
+        p.accumulate = true;
+        for (const DType out : {DType::F32, DType::BF16}) {  // Wgrad
+            p.out = out;
+            cases.push_back(gemm_case(p, variant));
+        }
     };
     for (const NamedSplits& splits : edge_splits()) {
         p.splits = splits;
@@ -400,6 +406,7 @@ void grouped_gemm_cases(std::vector<Case>& cases) {
             for (const bool accumulate : {false, true}) {
                 p.accumulate = accumulate;
                 cases.push_back(bias_grad_case(p));
+                cases.push_back(bias_grad_case(p, DType::BF16));
                 Problem plain = p;
                 plain.bias_scale = plain.bias = false;
                 cases.push_back(bias_grad_case(plain));
@@ -420,6 +427,8 @@ void grouped_gemm_cases(std::vector<Case>& cases) {
         cases.push_back(gemm_case(p));
         p.bias_scale = true;
         cases.push_back(bias_grad_case(p));
+        p.accumulate = true;
+        cases.push_back(bias_grad_case(p, DType::BF16));
     }
     aligned_cases(cases);
     bench_cases(cases, DType::F32);

@@ -100,6 +100,26 @@ std::vector<BiasPiece> bias_pieces(const std::vector<ExpertRows>& experts) {
     return pieces;
 }
 
+// dbias = beta·dbias + the expert's pieces, in order, and one cast.
+void add_bias_pieces(const GroupedBiasGradArgs& args, const std::vector<BiasPiece>& pieces,
+                     const float* sums) {
+    const int64_t n = args.dy.size(1);
+    std::vector<float> total(static_cast<size_t>(n));
+    size_t next = 0;
+    for (int64_t e = 0; e < args.split_sizes.size(0); ++e) {
+        with_float_type(args.dbias.dtype, [&](auto type) {
+            auto* out = args.dbias.at(e).as<decltype(type)>();
+            for (int64_t j = 0; j < n; ++j)
+                total[static_cast<size_t>(j)] = args.beta != 0 ? to_float(out[j]) : 0.0f;
+            for (; next < pieces.size() && pieces[next].expert == e; ++next) {
+                const float* part = sums + static_cast<int64_t>(next) * n;
+                for (int64_t j = 0; j < n; ++j) total[static_cast<size_t>(j)] += part[j];
+            }
+            for (int64_t j = 0; j < n; ++j) store_as(out + j, total[static_cast<size_t>(j)]);
+        });
+    }
+}
+
 }  // namespace
 
 std::vector<ExpertRows> expert_rows(const View& split_sizes, int64_t capacity) {
@@ -159,13 +179,7 @@ void grouped_bias_grad(const GroupedBiasGradArgs& args, const Exec& exec) {
             });
         });
     });
-    for (size_t e = 0; e < experts.size() && args.beta == 0; ++e)
-        std::fill_n(args.dbias.at(static_cast<int64_t>(e)).as<float>(), n, 0.0f);
-    for (size_t index = 0; index < pieces.size(); ++index) {
-        float* out = args.dbias.at(pieces[index].expert).as<float>();
-        const float* part = sums.as<float>() + static_cast<int64_t>(index) * n;
-        for (int64_t j = 0; j < n; ++j) out[j] += part[j];
-    }
+    add_bias_pieces(args, pieces, sums.as<float>());
 }
 
 }  // namespace moebius::ops::cpu

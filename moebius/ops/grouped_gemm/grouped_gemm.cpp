@@ -94,7 +94,7 @@ void validate(const GroupedBiasGradArgs& a) {
         throw Error(fmt::format("grouped_bias_grad: shapes don't fit: dy {}, split_sizes {}, dbias {}",
                                 a.dy.shape.str(), a.split_sizes.shape.str(), a.dbias.shape.str()));
     }
-    MOEBIUS_CHECK(a.dbias.dtype == DType::F32 && dense_columns(a.dbias));
+    MOEBIUS_CHECK(is_float(a.dbias) && dense_columns(a.dbias));
     MOEBIUS_CHECK(!a.bias || (is_float(a.bias) && dense_columns(a.bias)));
     for (const View* view : {&a.bias_scale, &a.dbias_scale})
         MOEBIUS_CHECK(!*view || (view->dtype == DType::F32 && view->contiguous()));

@@ -23,8 +23,8 @@ void grouped_gemm(const GroupedGemmArgs& args, const Exec& exec);
 Cost cost(const GroupedGemmArgs& args);  // for all M rows
 std::vector<VariantInfo> grouped_gemm_variants();
 
-// Gradient of the bias: out (E, N) f32 = beta·out + Σ over the expert's rows of bias_scale · dy; and, where
-// given, dbias_scale (M) f32 = Σ_columns dy · bias.
+// Gradient of the bias: dbias (E, N), f32 or bf16, = beta·dbias + Σ over the expert's rows of bias_scale · dy
+// in fp32, rounded once; and, where given, dbias_scale (M) f32 = Σ_columns dy · bias.
 struct GroupedBiasGradArgs {
     View dy, split_sizes;
     View bias, bias_scale;    // optional

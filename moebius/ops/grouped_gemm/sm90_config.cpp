@@ -33,7 +33,6 @@ std::string why_not(const GroupedGemmArgs& args, const Exec&) {
         return "takes bf16, not " + std::string(name(args.a.dtype)) + " and " +
                std::string(name(args.b.dtype));
     }
-    if (args.beta != 0 && args.out.dtype != DType::F32) return "adds to f32 only";
     if (args.split_sizes.size(0) > kMostExperts) {
         return "has " + std::to_string(args.split_sizes.size(0)) + " experts, more than " +
                std::to_string(kMostExperts);

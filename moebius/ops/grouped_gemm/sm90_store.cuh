@@ -110,6 +110,65 @@ struct StoreWeights {
     }
 };
 
+// The same, added in fp32 to what is there before the one rounding: TMA's own addition in bf16 would round
+// the product first. Nobody else reads or writes a tile's elements.
+struct AddToWeights {
+    struct Args {
+        CUtensorMap out;  // (experts, rows, columns), boxes of 64 × 64
+        const __nv_bfloat16* data;
+        int64_t expert_stride, row_stride;
+        int rows, columns;
+    };
+    __device__ static int rows(const Args& args) { return args.rows; }
+
+    // A thread's part of a block of what is there, as wgmma gives sums; zeros where nothing is.
+    __device__ __forceinline__ static void load(const Args& args, StagedBlock& there, int column,
+                                                const Place& place) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = place.row + 16 * place.warp + 8 * half + place.lane / 4;
+            const __nv_bfloat16* from = args.data + place.expert * args.expert_stride +
+                                        row * args.row_stride + column + 2 * (place.lane % 4);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const bool exists = row < args.rows && column + 8 * i < args.columns;
+                there[2 * i + half] = exists ? *reinterpret_cast<const uint32_t*>(from + 8 * i) : 0u;
+            }
+        }
+    }
+
+    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
+        if (place.empty) return;
+        StagedBlock there;
+        load(args, there, place.column, place);
+#pragma unroll
+        for (int block = 0; block < kTileColumns / 64; ++block) {
+            const int column = place.column + 64 * block;
+            if (column >= args.columns) break;
+            StagedBlock next;
+            if (block + 1 < kTileColumns / 64) load(args, next, column + 64, place);
+            StagedBlock pairs;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const float* sum = &sums[32 * block + 2 * i];
+                pairs[i] =
+                    ptx::pack_bf16(ptx::low_bf16(there[i]) + sum[0], ptx::high_bf16(there[i]) + sum[1]);
+            }
+            const uint32_t to = place.begin_pass();
+            stage_block(to, pairs, place);
+            place.end_pass();
+            if (place.thread == 0) {
+                ptx::tma_store(&args.out, to, column, place.row, place.expert);
+                ptx::tma_commit();
+            }
+            if (block + 1 < kTileColumns / 64) {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) there[i] = next[i];
+            }
+        }
+    }
+};
+
 // fp32 gradients of the experts' weights, written or added to what is there. TMA adds in L2, to each element
 // once: the order of additions is that of the launches.
 struct StoreWeightFloats {

@@ -33,6 +33,16 @@ void grouped_wgrad(const GroupedGemmArgs& args, const Cluster& cluster, const Ex
                                                                  .columns = static_cast<int>(columns),
                                                                  .add = args.beta != 0},
                                                                 exec);
+        } else if (args.beta != 0) {
+            launch_product<decltype(traits), AddToWeights>(
+                "grouped_gemm.wgrad", product,
+                {.out = tensor_map(args.out, kGroupRows),
+                 .data = static_cast<const __nv_bfloat16*>(args.out.data),
+                 .expert_stride = args.out.stride[0],
+                 .row_stride = args.out.stride[1],
+                 .rows = static_cast<int>(rows),
+                 .columns = static_cast<int>(columns)},
+                exec);
         } else {
             launch_product<decltype(traits), StoreWeights>("grouped_gemm.wgrad", product,
                                                            {.out = tensor_map(args.out, kGroupRows),

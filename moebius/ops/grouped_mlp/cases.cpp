@@ -8,6 +8,7 @@ namespace {
 
 struct Problem {
     DType dtype = DType::F32, index = DType::I64;
+    DType grad = DType::F32;  // of the weights
     NamedSplits splits;
     int64_t hidden = 0, intermediate = 0;
     GluOptions options;
@@ -37,6 +38,7 @@ std::string name_of(const Problem& p) {
                                    {p.options.interleave > 0, ".interleaved"},
                                    {!p.scales, ".unscaled"},
                                    {!p.keeps_c, ".without_c"},
+                                   {p.grad == DType::BF16, ".bf16_gradients"},
                                    {p.accumulate, ".add"},
                                    {p.padding > 0, ".strided"},
                                    {p.index == DType::I32, ".i32"}}) {
@@ -318,10 +320,12 @@ Case backward_case(const Problem& p) {
                          .roundings = p.hidden + p.intermediate});
     c.tensors.push_back({.name = "dgate_up",
                          .shape = {p.experts(), 2 * p.intermediate, p.hidden},
+                         .dtype = p.grad,
                          .role = weight_role,
                          .roundings = p.rows()});
     c.tensors.push_back({.name = "ddown",
                          .shape = {p.experts(), p.hidden, p.intermediate},
+                         .dtype = p.grad,
                          .role = weight_role,
                          .roundings = p.rows()});
     if (p.scales) {
@@ -416,10 +420,20 @@ void aligned_cases(std::vector<Case>& cases) {
     p.options = {.kind = GluKind::ClampedQuickGeGlu};
     cases.push_back(forward_case(p));
     cases.push_back(backward_case(p));
+    p.grad = DType::BF16;
+    for (const bool accumulate : {false, true}) {
+        p.accumulate = accumulate;
+        cases.push_back(backward_case(p));
+    }
     for (const NamedSplits& splits : edge_splits()) {
         p = {.dtype = DType::BF16, .splits = splits, .hidden = 40, .intermediate = 24};
         cases.push_back(forward_case(p));
         cases.push_back(backward_case(p));
+        p.grad = DType::BF16;
+        for (const bool accumulate : {false, true}) {
+            p.accumulate = accumulate;
+            cases.push_back(backward_case(p));
+        }
     }
 }
 
@@ -455,6 +469,9 @@ void grouped_mlp_cases(std::vector<Case>& cases) {
             p.options.interleave = 9;
             cases.push_back(forward_case(p));
             cases.push_back(backward_case(p));
+            p.grad = DType::BF16;
+            cases.push_back(backward_case(p));
+            p.grad = DType::F32;
             p.keeps_c = p.accumulate = p.scales = false;
             p.options = {.kind = GluKind::ClampedQuickGeGlu};
             cases.push_back(forward_case(p));

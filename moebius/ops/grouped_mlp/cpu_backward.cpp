@@ -14,6 +14,7 @@ namespace {
 struct Part {
     int64_t expert, first, rows;  // `first` counts from the expert's first row
     int64_t row;                  // of the buffers
+    int64_t slot;                 // of the fp32 sums, where the expert's rows lie in several waves; else −1
     Right down, gate_up;
     Matrix dc, activation;
 };
@@ -31,6 +32,7 @@ struct Sizes {
     int64_t weights() const {
         return round_up(down() + packed_right_floats(isa, 2 * intermediate, hidden), 16);
     }
+    int64_t gradients() const { return 3 * hidden * intermediate; }  // of one expert
     // One thread's scratch: a left operand, and sums.
     int64_t left() const {
         return round_up(packed_left_floats(isa, false, block_rows(isa), std::max(hidden, 2 * intermediate)),
@@ -109,15 +111,16 @@ class Backward {
 
     void run() {
         add_empty_experts();
-        const std::vector<std::vector<Part>> waves = plan();
+        std::vector<std::vector<Part>> waves = plan();
         if (waves.empty()) return;
         int64_t most = 0;
         for (const auto& wave : waves) most = std::max(most, floats(wave));
         const Scratch kept("grouped_mlp.wave", scratch_bytes(most), exec_);
-        for (std::vector<Part> wave : waves) {
+        const Scratch open("grouped_mlp.sums", scratch_bytes(give_slots(waves) * size_.gradients()), exec_);
+        for (std::vector<Part>& wave : waves) {
             place(wave, kept.as<float>());
             run_rows(wave);
-            run_weights(wave);
+            run_weights(wave, open.as<float>());
         }
     }
 
@@ -137,12 +140,30 @@ class Backward {
                     continue;
                 }
                 const int64_t count = std::min(fit, rows - done);
-                waves.back().push_back({static_cast<int64_t>(e), done, count, first + done, {}, {}, {}, {}});
+                waves.back().push_back(
+                    {static_cast<int64_t>(e), done, count, first + done, -1, {}, {}, {}, {}});
                 room -= size_.weights() + round_up(count * size_.kept_row(), 16);
                 done += count;
             }
         }
         return waves;
+    }
+    // Gradients that are not f32 are rounded once: an expert whose rows lie in several waves is summed apart.
+    // In one wave one such expert may end and another begin. Returns the slots needed.
+    int64_t give_slots(std::vector<std::vector<Part>>& waves) const {
+        if (args_.dgate_up.dtype == DType::F32 && args_.ddown.dtype == DType::F32) return 0;
+        int64_t cut = 0;
+        for (std::vector<Part>& wave : waves) {
+            for (Part& part : wave) {
+                if (part.rows == experts_[static_cast<size_t>(part.expert)].rows) continue;
+                if (part.first == 0) ++cut;
+                part.slot = (cut - 1) % 2;
+            }
+        }
+        return std::min<int64_t>(cut, 2);
+    }
+    bool ends(const Part& part) const {
+        return part.first + part.rows == experts_[static_cast<size_t>(part.expert)].rows;
     }
     int64_t floats(const std::vector<Part>& wave) const {
         int64_t total = 0;
@@ -186,24 +207,70 @@ class Backward {
         });
     }
 
-    void run_weights(const std::vector<Part>& wave) const {
+    void run_weights(const std::vector<Part>& wave, float* open) const {
         DepthProducts gate_up{.m = 2 * size_.intermediate, .n = size_.hidden};
         DepthProducts down{.m = size_.hidden, .n = size_.intermediate};
         for (const Part& part : wave) {
             const bool later = part.first > 0;
+            const Sums sums = sums_of(part, open);
+            if (part.slot >= 0 && !later && args_.beta_gate_up != 0)
+                widen(args_.dgate_up.at(part.expert), sums.gate_up);
+            if (part.slot >= 0 && !later && args_.beta_down != 0)
+                widen(args_.ddown.at(part.expert), sums.down);
             gate_up.groups.push_back({.rows = part.rows,
                                       .a = part.dc,
                                       .b = Matrix(args_.x).at(part.row, 0),
-                                      .out = Matrix(args_.dgate_up.at(part.expert)),
+                                      .out = sums.gate_up,
                                       .accumulate = later || args_.beta_gate_up != 0});
             down.groups.push_back({.rows = part.rows,
                                    .a = Matrix(args_.dy).at(part.row, 0),
                                    .b = part.activation,
-                                   .out = Matrix(args_.ddown.at(part.expert)),
+                                   .out = sums.down,
                                    .accumulate = later || args_.beta_down != 0});
         }
         run_products(gate_up, exec_);
         run_products(down, exec_);
+        for (const Part& part : wave) {
+            if (part.slot < 0 || !ends(part)) continue;
+            const Sums sums = sums_of(part, open);
+            round(sums.gate_up, args_.dgate_up.at(part.expert));
+            round(sums.down, args_.ddown.at(part.expert));
+        }
+    }
+
+    // Where a part's gradients are summed: in place, or in the slot of its expert.
+    struct Sums {
+        Matrix gate_up, down;
+    };
+    Sums sums_of(const Part& part, float* open) const {
+        if (part.slot < 0)
+            return {Matrix(args_.dgate_up.at(part.expert)), Matrix(args_.ddown.at(part.expert))};
+        float* sums = open + part.slot * size_.gradients();
+        return {Matrix(sums, DType::F32, size_.hidden),
+                Matrix(sums + 2 * size_.intermediate * size_.hidden, DType::F32, size_.intermediate)};
+    }
+    template <class F>
+    void by_rows(const View& gradient, F&& f) const {
+        constexpr int64_t kRows = 64;
+        exec_.parallel(ceil_div(gradient.size(0), kRows), [&](int64_t piece, int) {
+            f(piece * kRows, std::min(kRows, gradient.size(0) - piece * kRows));
+        });
+    }
+    void widen(const View& from, const Matrix& to) const {
+        with_float_type(from.dtype, [&](auto type) {
+            by_rows(from, [&](int64_t row, int64_t rows) {
+                const Matrix part = Matrix(from).at(row, 0), sums = to.at(row, 0);
+                widen_rows(size_.isa, rows, from.size(1), static_cast<const decltype(type)*>(part.data),
+                           part.stride, static_cast<float*>(sums.data), sums.stride);
+            });
+        });
+    }
+    void round(const Matrix& from, const View& to) const {
+        by_rows(to, [&](int64_t row, int64_t rows) {
+            const Matrix sums = from.at(row, 0);
+            finish_rows(size_.isa, rows, to.size(1), static_cast<const float*>(sums.data), sums.stride,
+                        Matrix(to).at(row, 0));
+        });
     }
 
     // Zeros, where nothing is added up.

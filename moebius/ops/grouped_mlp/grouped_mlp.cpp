@@ -87,8 +87,10 @@ void validate(const GroupedMlpBackwardArgs& a) {
     check_shared(a, fits, "grouped_mlp_backward");
     check_dense("grouped_mlp_backward", {a.x, a.c, a.gate_up, a.down, a.dy, a.dx, a.dgate_up, a.ddown});
     MOEBIUS_CHECK(a.dy.dtype == a.x.dtype && a.dx.dtype == a.x.dtype, "grouped_mlp_backward: dy, dx");
-    MOEBIUS_CHECK(a.dgate_up.dtype == DType::F32 && a.ddown.dtype == DType::F32,
-                  "grouped_mlp_backward: gradients of weights are f32");
+    for (const View* view : {&a.dgate_up, &a.ddown}) {
+        MOEBIUS_CHECK(view->dtype == DType::F32 || view->dtype == DType::BF16,
+                      "grouped_mlp_backward: gradients of weights are f32 or bf16, not ", name(view->dtype));
+    }
     MOEBIUS_CHECK(!a.dscales || (a.dscales.dtype == DType::F32 && a.dscales.contiguous()));
     for (const float beta : {a.beta_gate_up, a.beta_down}) MOEBIUS_CHECK(beta == 0 || beta == 1, beta);
 }

@@ -5,7 +5,8 @@
 //
 // Scratch on the CPU, whatever the splits: 64 MiB for packed operands (or one expert's weights and 1,024 of
 // its rows in fp32, if that is more), and per thread 128 rows of 2·max(H, 2I) + 3·I floats. Backward keeps dC
-// and the activation of as many rows as fit in 64 MiB at a time.
+// and the activation of as many rows as fit in 64 MiB at a time; with bf16 gradients, where that cuts an
+// expert's rows, up to two experts' gradients in fp32.
 #pragma once
 
 #include "moebius/ops/swiglu/swiglu.h"
@@ -31,7 +32,8 @@ struct GroupedMlpBackwardArgs {
     View x, c, gate_up, down, scales, split_sizes;  // as in forward
     View dy;                                        // (M, H)
     View dx;                                        // (M, H) out
-    View dgate_up, ddown;                           // (E, 2I, H), (E, H, I) f32: beta·itself + gradient
+    View dgate_up, ddown;                           // (E, 2I, H), (E, H, I), f32 or bf16: beta·itself +
+                                                    // gradient in fp32, rounded once
     View dscales;                                   // (M) f32 out, optional
     float beta_gate_up = 0, beta_down = 0;          // as GroupedGemmArgs::beta
 };

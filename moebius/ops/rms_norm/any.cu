@@ -186,8 +186,9 @@ constexpr int kColumns = 32, kSlices = 16;
 
 // out = beta · out + Σ_pieces parts: a thread sums every kSlices-th piece of a column, then the slices are
 // added in order.
+template <class D>
 __global__ void __launch_bounds__(kColumns* kSlices)
-    sum_pieces_any(const float* parts, int64_t pieces, int64_t hidden, float* out, float beta) {
+    sum_pieces_any(const float* parts, int64_t pieces, int64_t hidden, D* out, float beta) {
     __shared__ float slices[kSlices][kColumns];
     const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     float total = 0.0f;
@@ -200,7 +201,8 @@ __global__ void __launch_bounds__(kColumns* kSlices)
     __syncthreads();
     if (threadIdx.y != 0 || column >= hidden) return;
     for (int slice = 1; slice < kSlices; ++slice) total += slices[slice][threadIdx.x];
-    out[column] = beta != 0.0f ? beta * out[column] + total : total;
+    if (beta != 0.0f) total = beta * ptx::load_float(out + column) + total;
+    ptx::store_float(out + column, total);
 }
 
 // Pieces of the backward at most: a few blocks for every multiprocessor of a large card.
@@ -274,8 +276,11 @@ void rms_norm_backward(const RmsNormBackwardArgs& args, const Exec& exec) {
             });
         });
     });
-    launch("rms_norm dweight", sum_pieces_any, {grid_for(hidden, kColumns), dim3(kColumns, kSlices)}, exec,
-           parts.as<float>(), pieces, hidden, args.dweight.as<float>(), args.beta);
+    with_device_type(args.dweight.dtype, [&](auto type) {
+        using D = decltype(type);
+        launch("rms_norm dweight", sum_pieces_any<D>, {grid_for(hidden, kColumns), dim3(kColumns, kSlices)},
+               exec, parts.as<float>(), pieces, hidden, args.dweight.as<D>(), args.beta);
+    });
 }
 
 }  // namespace moebius::ops::cuda

@@ -6,7 +6,7 @@ namespace moebius::ops {
 namespace {
 
 struct Setup {
-    DType dtype = DType::F32, weight_dtype = DType::F32;
+    DType dtype = DType::F32, weight_dtype = DType::F32, weight_grad = DType::F32;
     int64_t tokens = 0, hidden = 0;
     bool residual = false;  // forward: residual sum; backward: gradient that by-passes the norm
     float beta = 0;
@@ -17,6 +17,7 @@ struct Setup {
         return std::string(name(dtype)) +
                (weight_dtype == dtype ? "" : ".w_" + std::string(name(weight_dtype))) + "." +
                std::to_string(tokens) + "x" + std::to_string(hidden) + (residual ? ".residual" : "") +
+               (weight_grad == DType::F32 ? "" : ".to_" + std::string(name(weight_grad))) +
                (beta != 0 ? ".accumulate" : "") + (row_padding ? ".strided" : "");
     }
 };
@@ -148,6 +149,7 @@ Case backward_case(const Setup& s) {
                  {.name = "rstd", .shape = {s.tokens}, .value = near_one},
                  {.name = "dweight",
                   .shape = {s.hidden},
+                  .dtype = s.weight_grad,
                   .role = s.beta != 0 ? Role::InOut : Role::Output,
                   .roundings = kRoundings}};
     if (s.residual) c.tensors.push_back(matrix("dresidual", Role::Input));
@@ -286,6 +288,21 @@ void rms_norm_cases(std::vector<Case>& cases) {
         accumulate.beta = 0.5f;
         accumulate.row_padding = 0;
         cases.push_back(backward_case(accumulate));
+        accumulate.weight_grad = bf16;
+        for (const float beta : {0.0f, 1.0f}) {
+            accumulate.beta = beta;
+            cases.push_back(backward_case(accumulate));
+        }
+        // One row, tails, several pieces of rows.
+        for (const auto& [tokens, hidden] :
+             std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {9, 33}, {300, 65}, {700, 1030}}) {
+            cases.push_back(backward_case({.dtype = dtype,
+                                           .weight_dtype = dtype,
+                                           .weight_grad = bf16,
+                                           .tokens = tokens,
+                                           .hidden = hidden,
+                                           .beta = 1}));
+        }
         cases.push_back(alias_case(dtype, true));
         cases.push_back(alias_case(dtype, false));
         const Setup bench{.dtype = dtype,

@@ -140,9 +140,9 @@ struct BackwardBody {
 
 // out = beta · out + Σ_pieces partial, pieces in order.
 struct SumPiecesBody {
-    template <Isa>
-    MOEBIUS_INLINE static void run(const float* partial, int64_t pieces, int64_t hidden, float* out,
-                                   float beta, int64_t begin, int64_t end) {
+    template <Isa, class D>
+    MOEBIUS_INLINE static void run(const float* partial, int64_t pieces, int64_t hidden, D* out, float beta,
+                                   int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i += kLanes) {
             const int64_t count = std::min(kLanes, end - i);
             F16 total = {};
@@ -210,11 +210,13 @@ void rms_norm_backward(const RmsNormBackwardArgs& args, const Exec& exec) {
             });
         });
     });
-    float* dweight = args.dweight.as<float>();
-    exec.parallel(ceil_div(hidden, kColumns), [&](int64_t piece, int) {
-        const int64_t begin = piece * kColumns;
-        with_isa<SumPiecesBody>(exec.device->isa(), static_cast<const float*>(partial), pieces, hidden,
-                                dweight, args.beta, begin, std::min(hidden, begin + kColumns));
+    with_float_type(args.dweight.dtype, [&](auto type) {
+        auto* dweight = args.dweight.as<decltype(type)>();
+        exec.parallel(ceil_div(hidden, kColumns), [&](int64_t piece, int) {
+            const int64_t begin = piece * kColumns;
+            with_isa<SumPiecesBody>(exec.device->isa(), static_cast<const float*>(partial), pieces, hidden,
+                                    dweight, args.beta, begin, std::min(hidden, begin + kColumns));
+        });
     });
 }
 

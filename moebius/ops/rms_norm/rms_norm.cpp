@@ -63,6 +63,8 @@ void rms_norm_backward(const RmsNormBackwardArgs& a, const Exec& exec) {
     if (a.dresidual) check_rows(a.x, a.dresidual, "dresidual");
     check_vector(a.weight, a.x.size(1), "weight");
     check_vector(a.dweight, a.x.size(1), "dweight");
+    MOEBIUS_CHECK(a.dweight.dtype == DType::F32 || a.dweight.dtype == DType::BF16,
+                  "dweight: ", name(a.dweight.dtype));
     check_vector(a.rstd, a.x.size(0), "rstd");
     dispatch<RmsNormBackwardArgs>("rms_norm_backward", kRmsNormBackward, a, exec, cost(a));
 }

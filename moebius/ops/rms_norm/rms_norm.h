@@ -25,7 +25,8 @@ struct RmsNormBackwardArgs {
     View dy;               // (T, H)
     View dresidual;        // (T, H), optional: added to dx (the gradient that by-passes the norm)
     View dx;               // (T, H) out; may be dy or dresidual
-    View dweight;          // (H) f32: beta·itself + gradient, summed in an order that depends on shapes only
+    View dweight;          // (H) f32 or bf16: beta·itself + gradient in fp32, rounded once; summed in an
+                           // order that depends on shapes only
     float beta = 0;
 };
 void rms_norm_backward(const RmsNormBackwardArgs& args, const Exec& exec);
