@@ -1,13 +1,38 @@
 #include "moebius/nn/grouped_linear.h"
 
+#include "moebius/base/error.h"
 #include "moebius/ops/grouped_gemm/grouped_gemm.h"
+#include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 
 namespace moebius::nn {
 namespace {
 
 struct GroupedLinearContext : Context {
     Tensor x, split_sizes, scales;
-    int64_t bytes() const override { return x.view().bytes(); }
+    std::shared_ptr<const precision::Recipe> recipe;  // with it low_x in the place of x
+    Quantized low_x;
+    int64_t bytes() const override { return x ? x.view().bytes() : low_x.bytes(); }
+};
+
+// out = beta · out + the product of one direction of each.
+struct LowProduct {
+    precision::Use use;
+    Operand a, b;
+    View out, split_sizes;
+    float beta = 0;
+
+    void run(const precision::Recipe& recipe, const Exec& exec) const {
+        constexpr ops::GemmKind kKinds[] = {ops::GemmKind::Forward, ops::GemmKind::Dgrad,
+                                            ops::GemmKind::Wgrad};
+        ops::grouped_gemm_quantized({.kind = kKinds[static_cast<size_t>(use)],
+                                     .a = a,
+                                     .b = b,
+                                     .out = out,
+                                     .split_sizes = split_sizes,
+                                     .beta = beta,
+                                     .fast_accumulation = recipe.fast(use)},
+                                    exec);
+    }
 };
 
 }  // namespace
@@ -36,23 +61,41 @@ Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run&
     const Tensor scales = options_.scale_bias ? extra[1] : Tensor();
     Tensor y =
         Tensor::empty("grouped_linear.y", {x.high.shape()[0], options_.out_features}, run.dtype, run.exec);
-    ops::grouped_gemm({.kind = ops::GemmKind::Forward,
-                       .a = x.high,
-                       .b = weight_->value,
-                       .out = y,
-                       .split_sizes = split_sizes,
-                       .bias = bias_ ? bias_->value : View(),
-                       .bias_scale = scales},
-                      run.exec);
-    if (!run.pass.save) return {{y}, nullptr};
     auto context = std::make_unique<GroupedLinearContext>();
-    context->x = x.high;
+    if (run.recipe) {
+        if (bias_) throw Error(name() + " has a bias, which its products in low precision do not add");
+        context->recipe = run.recipe;
+        context->low_x = quantize_rows(x.high, split_sizes, precision::Role::Input, *run.recipe,
+                                       {.row = true, .column = run.pass.save}, run.exec);
+        const Quantized weight = quantize_weight(*weight_, *run.recipe, Direction::Row, run.exec);
+        LowProduct{precision::Use::Forward, context->low_x.row(), weight.row(), y, split_sizes}.run(
+            *run.recipe, run.exec);
+    } else {
+        context->x = x.high;
+        ops::grouped_gemm({.kind = ops::GemmKind::Forward,
+                           .a = x.high,
+                           .b = weight_->value,
+                           .out = y,
+                           .split_sizes = split_sizes,
+                           .bias = bias_ ? bias_->value : View(),
+                           .bias_scale = scales},
+                          run.exec);
+    }
+    if (!run.pass.save) return {{y}, nullptr};
+    if (context->recipe) context->low_x.drop(Direction::Row);
     context->split_sizes = split_sizes;
     context->scales = scales;
     return {{y}, std::move(context)};
 }
 
 void GroupedLinear::weight_gradients(const Pending& p, Tensor* dscales, Run& run) {
+    if (p.recipe) {
+        const float beta = weight_->take_fresh();
+        LowProduct{precision::Use::Wgrad, p.low_dy.column(), p.low_x.column(),
+                   weight_->main_grad,    p.split_sizes,     beta}
+            .run(*p.recipe, run.exec);
+        return;
+    }
     ops::grouped_gemm({.kind = ops::GemmKind::Wgrad,
                        .a = p.dy,
                        .b = p.x,
@@ -75,15 +118,29 @@ FusibleBackward GroupedLinear::backward(ContextPtr opaque, Activation dy, Run& r
     const auto context = take<GroupedLinearContext>(std::move(opaque));
     FusibleBackward result;
     result.dextra.resize(static_cast<size_t>(extra_inputs()));
-    Tensor dx = Tensor::empty("grouped_linear.dx", context->x.shape(), run.dtype, run.exec);
-    ops::grouped_gemm({.kind = ops::GemmKind::Dgrad,
-                       .a = dy.high,
-                       .b = weight_->value,
-                       .out = dx,
-                       .split_sizes = context->split_sizes},
-                      run.exec);
+    const Shape shape{dy.high.shape()[0], options_.in_features};
+    Tensor dx = Tensor::empty("grouped_linear.dx", shape, run.dtype, run.exec);
     result.dx = {dx};
-    Pending pending{dy.high, context->x, context->split_sizes, context->scales};
+    Pending pending{
+        .split_sizes = context->split_sizes, .scales = context->scales, .recipe = context->recipe};
+    if (const auto& recipe = context->recipe) {
+        pending.low_x = std::move(context->low_x);
+        pending.low_dy = quantize_rows(dy.high, context->split_sizes, precision::Role::GradOutput, *recipe,
+                                       {.row = true, .column = true}, run.exec);
+        const Quantized weight = quantize_weight(*weight_, *recipe, Direction::Column, run.exec);
+        LowProduct{precision::Use::Dgrad, pending.low_dy.row(), weight.column(), dx, context->split_sizes}
+            .run(*recipe, run.exec);
+        pending.low_dy.drop(Direction::Row);
+    } else {
+        pending.dy = dy.high;
+        pending.x = context->x;
+        ops::grouped_gemm({.kind = ops::GemmKind::Dgrad,
+                           .a = dy.high,
+                           .b = weight_->value,
+                           .out = dx,
+                           .split_sizes = context->split_sizes},
+                          run.exec);
+    }
     if (options_.scale_bias) {
         MOEBIUS_CHECK(!options_.delay_wgrad_compute, "scale_bias and delay_wgrad_compute exclude each other");
         result.dextra[1] =

@@ -2,6 +2,7 @@
 // bias).
 #pragma once
 
+#include "moebius/nn/low_precision.h"
 #include "moebius/nn/module.h"
 
 namespace moebius::nn {
@@ -15,7 +16,9 @@ struct GroupedLinearOptions {
     bool decay = true;
 };
 
-// Extra inputs: split_sizes (num_groups) i32 or i64; with scale_bias, the scales after it.
+// Extra inputs: split_sizes (num_groups) i32 or i64; with scale_bias, the scales after it. With run.recipe,
+// all three products are of operands quantized by it, and what forward keeps is the input column-wise;
+// backward goes by the recipe of its forward. Throws Error for a layer with a bias then.
 class GroupedLinear : public Fusible {
   public:
     // Declares `name` (num_groups, out, in), and `name`.bias (num_groups, out).
@@ -38,6 +41,8 @@ class GroupedLinear : public Fusible {
   private:
     struct Pending {
         Tensor dy, x, split_sizes, scales;
+        std::shared_ptr<const precision::Recipe> recipe;  // with it low_dy and low_x in the place of dy and x
+        Quantized low_dy, low_x;
     };
     void weight_gradients(const Pending& pending, Tensor* dscales, Run& run);
 

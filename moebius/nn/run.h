@@ -7,6 +7,7 @@
 #include <string>
 
 #include "moebius/comm/communicator.h"
+#include "moebius/precision/recipe.h"
 #include "moebius/runtime/exec.h"
 #include "moebius/tensor/tensor.h"
 
@@ -62,7 +63,8 @@ class Observer {
 
 struct Run {
     Exec exec;
-    DType dtype = DType::F32;  // of activations
+    DType dtype = DType::F32;                         // of activations
+    std::shared_ptr<const precision::Recipe> recipe;  // of low-precision products; null: none
     Pass pass;
     FusionMode fusion = FusionMode::Auto;
     BatchView batch;

@@ -42,7 +42,7 @@ int Sequential::extra_inputs() const {
 }
 
 void Sequential::plan(const Run& run) {
-    const PlanKey key{run.exec.device, run.dtype, run.fusion};
+    const PlanKey key{run.exec.device, run.dtype, run.fusion, run.recipe};
     if (planned_ && key == key_) return;
     std::vector<Fusible*> chain;
     for (const auto& op : ops_) chain.push_back(op.get());

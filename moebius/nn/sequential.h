@@ -46,6 +46,7 @@ class Sequential : public Fusible {
         const Device* device = nullptr;
         DType dtype = DType::F32;
         FusionMode fusion = FusionMode::Off;
+        std::shared_ptr<const precision::Recipe> recipe;
         bool operator==(const PlanKey&) const = default;
     };
     // Scans the chain; throws Error in strict mode where a pattern's window is not fused.

@@ -19,6 +19,9 @@ double read(const void* data, DType dtype, int64_t index) {
         case DType::I16:
             return static_cast<const int16_t*>(data)[index];
         case DType::U8:
+        case DType::F8E4M3:
+        case DType::F8E5M2:
+        case DType::F8E8M0:
             return static_cast<const uint8_t*>(data)[index];
         default:
             break;
@@ -47,6 +50,9 @@ void write(void* data, DType dtype, int64_t index, double value) {
             static_cast<int16_t*>(data)[index] = static_cast<int16_t>(value);
             return;
         case DType::U8:
+        case DType::F8E4M3:
+        case DType::F8E5M2:
+        case DType::F8E8M0:
             static_cast<uint8_t*>(data)[index] = static_cast<uint8_t>(value);
             return;
         default:

@@ -17,7 +17,8 @@ inline constexpr uint64_t kCaseSeed = 20260917;
 inline constexpr int64_t kGuardBytes = 256;
 inline constexpr uint8_t kGuard = 0xA5, kPoison = 0xFF;
 
-// An element as a double, and a value rounded to the dtype as it is written.
+// An element as a double, and a value rounded to the dtype as it is written. Eight-bit floats are taken as
+// their codes, 0 … 255, not as the numbers that these stand for.
 double read(const void* data, DType dtype, int64_t index);
 void write(void* data, DType dtype, int64_t index, double value);
 double rounded(double value, DType dtype);

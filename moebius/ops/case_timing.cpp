@@ -34,7 +34,8 @@ constexpr int64_t kDrawn = (1 << 24) - 8;
 
 bool large(const TensorSpec& spec) {
     return spec.shape.numel() > kDrawn && spec.row_padding == 0 &&
-           (spec.dtype == DType::F32 || spec.dtype == DType::BF16);
+           (spec.dtype == DType::F32 || spec.dtype == DType::BF16 || spec.dtype == DType::F8E4M3 ||
+            spec.dtype == DType::F8E5M2);
 }
 
 // A case's tensors on the card.

@@ -9,8 +9,10 @@
 #include "moebius/ops/gemm/gemm.h"
 #include "moebius/ops/global_norm/global_norm.h"
 #include "moebius/ops/grouped_gemm/grouped_gemm.h"
+#include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 #include "moebius/ops/grouped_mlp/grouped_mlp.h"
 #include "moebius/ops/permute/permute.h"
+#include "moebius/ops/quantize/quantize.h"
 #include "moebius/ops/rms_norm/rms_norm.h"
 #include "moebius/ops/rope/rope.h"
 #include "moebius/ops/router/router.h"
@@ -30,17 +32,20 @@ std::vector<OpInfo> registry() {
         {"combine_rows", combine_rows_variants()},
         {"convert", convert_variants()},
         {"cross_entropy", cross_entropy_variants()},
+        {"dequantize", dequantize_variants()},
         {"embedding", embedding_variants()},
         {"embedding_backward", embedding_backward_variants()},
         {"gather_rows", gather_rows_variants()},
         {"gemm", gemm_variants()},
         {"grouped_bias_grad", grouped_bias_grad_variants()},
         {"grouped_gemm", grouped_gemm_variants()},
+        {"grouped_gemm_quantized", grouped_gemm_quantized_variants()},
         {"grouped_mlp", grouped_mlp_variants()},
         {"grouped_mlp_backward", grouped_mlp_backward_variants()},
         {"jitter", jitter_variants()},
         {"permutation", permutation_variants()},
         {"permute_scalars", permute_scalars_variants()},
+        {"quantize", quantize_variants()},
         {"rms_norm", rms_norm_variants()},
         {"rms_norm_backward", rms_norm_backward_variants()},
         {"rope", rope_variants()},
@@ -51,6 +56,7 @@ std::vector<OpInfo> registry() {
         {"selection_bias", selection_bias_variants()},
         {"sum_into", sum_into_variants()},
         {"sum_of_squares", sum_of_squares_variants()},
+        {"tensor_amax", tensor_amax_variants()},
     };
 }
 

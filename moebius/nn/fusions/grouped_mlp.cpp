@@ -76,7 +76,8 @@ class FusedGroupedMlp : public Fusible {
     GroupedLinear& down_;
 };
 
-std::string why_not(std::span<Fusible* const> window, const Run&) {
+std::string why_not(std::span<Fusible* const> window, const Run& run) {
+    if (run.recipe) return fmt::format("its kernels take no {}", run.recipe->name);
     const auto& gate_up = static_cast<const GroupedLinear&>(*window[0]);
     const auto& down = static_cast<const GroupedLinear&>(*window[2]);
     for (const GroupedLinear* linear : {&gate_up, &down}) {

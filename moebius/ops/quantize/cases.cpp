@@ -1,0 +1,754 @@
+// The reference here shares no arithmetic with the library: codes are found by comparing with the midpoints
+// between an element type's numbers, scales by frexp. Only places come from tensor/operand_part.h, which
+// tests/tensor checks.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "moebius/ops/case.h"
+#include "moebius/ops/quantize/quantize.h"
+#include "moebius/tensor/operand_part.h"
+
+namespace moebius::ops {
+namespace {
+
+// ---- What must come out
+// --------------------------------------------------------------------------------------------
+
+double number_of(DType element, int code) {
+    const int mantissa = element == DType::F8E4M3 ? 3 : 2, bias = element == DType::F8E4M3 ? 7 : 15;
+    const int exponent = (code & 127) >> mantissa, digits = code & ((1 << mantissa) - 1);
+    const double sign = code & 128 ? -1.0 : 1.0;
+    if (element == DType::F8E4M3 && (code & 127) == 127) return std::nan("");
+    if (element == DType::F8E5M2 && exponent == 31) return digits ? std::nan("") : sign * INFINITY;
+    return sign * (exponent == 0 ? std::ldexp(digits, 1 - bias - mantissa)
+                                 : std::ldexp(digits + (1 << mantissa), exponent - bias - mantissa));
+}
+
+// Between a code's number and the next code's, up to the largest finite one's.
+const std::vector<double>& middles_of(DType element) {
+    const auto make = [](DType type, int largest) {
+        std::vector<double> middles;
+        for (int code = 0; code < largest; ++code)
+            middles.push_back((number_of(type, code) + number_of(type, code + 1)) / 2);
+        return middles;
+    };
+    static const std::vector<double> e4m3 = make(DType::F8E4M3, 0x7E), e5m2 = make(DType::F8E5M2, 0x7B);
+    return element == DType::F8E4M3 ? e4m3 : e5m2;
+}
+
+int code_of(DType element, double value) {
+    if (std::isnan(value)) return 127;
+    const std::vector<double>& middles = middles_of(element);
+    const double magnitude = std::fabs(value);
+    const auto above = std::lower_bound(middles.begin(), middles.end(), magnitude);
+    auto code = static_cast<int>(above - middles.begin());
+    if (above != middles.end() && *above == magnitude && code % 2 == 1)
+        ++code;  // a tie goes to the even code
+    return code + (std::signbit(value) ? 128 : 0);
+}
+
+float largest_of(DType element) {
+    return element == DType::F8E4M3 ? 448.0f : 57344.0f;
+}
+
+// The exponent code of the power of two at or above `value`.
+int power_above(float value) {
+    if (std::isnan(value)) return 255;
+    if (std::isinf(value)) return 254;
+    if (value == 0) return 0;
+    int exponent = 0;
+    const double half = std::frexp(static_cast<double>(value), &exponent);
+    return std::clamp(exponent + 127 - (half == 0.5 ? 1 : 0), 0, 254);
+}
+
+float scale_for(float amax, DType element, float epsilon, bool power_of_two, float overflow) {
+    if (amax < epsilon) amax = epsilon;
+    if (amax == 0 || std::isinf(amax) || std::isnan(amax)) return 1;
+    float scale = largest_of(element) / amax;
+    if (std::isinf(scale)) scale = overflow;
+    if (!power_of_two) return scale;
+    int exponent = 0;
+    std::frexp(scale, &exponent);
+    return std::ldexp(1.0f, exponent - 1);
+}
+
+// ---- Problems
+// ------------------------------------------------------------------------------------------------------
+
+enum class From { Amax, Scale };  // a tensor scale's
+
+struct Problem {
+    ScaleKind scale = ScaleKind::Block128;
+    DType element = DType::F8E4M3, source = DType::BF16, index = DType::I64;
+    ScaleLayout layout = ScaleLayout::Compact;
+    NamedSplits splits;
+    int64_t columns = 0;
+    bool weight = false;  // splits: experts, all of the first one's size
+    bool row = true, column = true, power_of_two = true;
+    bool special = false;  // NaN, infinities, zeros, subnormal and huge numbers among the values
+    bool gather = false, statistics = false, no_splits = false, bench = false;
+    From from = From::Amax;
+    float epsilon = 0;
+
+    int64_t experts() const { return no_splits ? 1 : static_cast<int64_t>(splits.sizes.size()); }
+    int64_t rows() const { return std::accumulate(splits.sizes.begin(), splits.sizes.end(), int64_t{0}); }
+    MatrixShape matrix() const {
+        return weight ? MatrixShape{splits.sizes[0], columns, experts(), true}
+                      : MatrixShape{splits.capacity, columns, experts(), false};
+    }
+    std::vector<ExpertPart> parts() const {
+        if (weight || no_splits) return expert_parts(matrix(), {});
+        std::vector<ExpertPart> parts;
+        for (const int64_t size : splits.sizes)
+            parts.push_back(parts.empty() ? ExpertPart{.rows = size} : parts.back().next(size));
+        return parts;
+    }
+};
+constexpr int64_t kTopk = 2;
+
+std::string name_of(const Problem& p) {
+    constexpr const char* kLayouts[] = {"", ".padded", ".swizzled"};
+    std::string text = std::string(name(p.scale)) + "." + std::string(name(p.element)) + "." +
+                       std::string(name(p.source)) + (p.weight ? ".weight." : ".") + p.splits.name + "." +
+                       std::to_string(p.columns) + kLayouts[static_cast<int>(p.layout)];
+    for (const auto& [on, word] : {std::pair{!p.column, ".row"},
+                                   {!p.row, ".column"},
+                                   {!p.power_of_two && p.scale != ScaleKind::MX32, ".any_scale"},
+                                   {p.special, ".special"},
+                                   {p.gather, ".gather"},
+                                   {p.statistics, ".statistics"},
+                                   {p.no_splits, ".no_splits"},
+                                   {p.epsilon > 0, ".epsilon"},
+                                   {p.from == From::Scale, ".given"},
+                                   {p.index == DType::I32, ".i32"}}) {
+        if (on) text += word;
+    }
+    return text;
+}
+
+// One direction: names of its tensors and where its parts lie.
+struct Side {
+    std::string name;
+    Direction direction = Direction::Row;
+    Format format;
+    OperandShapes shapes;
+    MatrixShape matrix;
+    ScaleLayout layout = ScaleLayout::Compact;
+
+    Operand operand(const Views& v) const {
+        return {.data = v[name + "_data"],
+                .scale = v[name + "_scale"],
+                .format = format,
+                .transposed = shapes.transposed,
+                .layout = layout};
+    }
+    OperandPart places(const ExpertPart& part) const {
+        return OperandPart({.data = View(nullptr, format.element, shapes.data),
+                            .format = format,
+                            .transposed = shapes.transposed,
+                            .layout = layout},
+                           matrix, part);
+    }
+};
+
+Side side_of(const Problem& p, Direction direction) {
+    Side s{.name = direction == Direction::Row ? "row" : "column", .direction = direction};
+    s.format = make_format(p.element, p.scale, direction, p.weight, p.power_of_two);
+    s.shapes = operand_shapes(s.format, direction, p.matrix(), p.layout);
+    s.matrix = p.matrix();
+    s.layout = p.layout;
+    return s;
+}
+std::vector<Side> sides_of(const Problem& p) {
+    std::vector<Side> sides;
+    if (p.row) sides.push_back(side_of(p, Direction::Row));
+    if (p.column) sides.push_back(side_of(p, Direction::Column));
+    return sides;
+}
+
+struct Extent {
+    int64_t rows, columns;
+};
+// What is written of an expert's part: codes, and elements that have a scale.
+Extent codes_written(const Side& s, const ExpertPart& part) {
+    const bool pads = s.shapes.transposed && !s.matrix.weight;
+    return {pads ? round_up(part.rows, 128) : part.rows, s.matrix.columns};
+}
+Extent scales_written(const Side& s, const ExpertPart& part) {
+    if (s.layout == ScaleLayout::Compact) return {part.rows, s.matrix.columns};
+    return {round_up(part.rows, 128), round_up(s.matrix.columns, 128)};
+}
+
+// ---- Reference
+// -----------------------------------------------------------------------------------------------------
+
+// One expert's rows of the source; zeros outside, so that blocks may reach over the edge.
+template <class H>
+struct Values {
+    H& h;
+    const Problem& p;
+    const ExpertPart& part;
+
+    float operator()(int64_t i, int64_t c) const {
+        if (i >= part.rows || c >= p.columns) return 0;
+        int64_t row = part.first + i;
+        if (p.gather) row = h["row_index"].integer(row) / kTopk;
+        return static_cast<float>(h["source"][row * p.columns + c]);
+    }
+    float amax(int64_t i, int64_t c, Extent block) const {
+        float most = 0;
+        for (int64_t y = i; y < i + block.rows; ++y) {
+            for (int64_t x = c; x < c + block.columns; ++x) {
+                const float magnitude = std::fabs((*this)(y, x));
+                if (!std::isnan(magnitude)) most = std::max(most, magnitude);
+            }
+        }
+        return most;
+    }
+};
+
+struct Seen {
+    int64_t underflows = 0, saturated = 0;
+};
+
+template <class H>
+Seen reference_part(H& h, const Problem& p, const Side& s, const ExpertPart& part) {
+    Seen seen;
+    const Values<H> values{h, p, part};
+    auto& data = h[s.name + "_data"];
+    auto& scales = h[s.name + "_scale"];
+    const OperandPart places = s.places(part);
+    const Extent codes = codes_written(s, part), scaled = scales_written(s, part);
+    const bool tensor = p.scale == ScaleKind::Tensor, mx = p.scale == ScaleKind::MX32;
+    const float overflow =
+        p.source == DType::BF16 && !tensor ? 0x1.FEp127f : std::numeric_limits<float>::max();
+    const Extent block =
+        tensor ? Extent{round_up(std::max<int64_t>(part.rows, 1), 128), round_up(p.columns, 128)}
+               : Extent{s.format.block_rows, s.format.block_columns};
+    float given = 1;
+    if (tensor) {
+        given = p.from == From::Scale ? static_cast<float>(h["scale"][part.expert])
+                                      : scale_for(static_cast<float>(h["amax"][part.expert]), p.element,
+                                                  p.epsilon, p.power_of_two, overflow);
+        scales[part.expert] = 1.0f / given;
+    }
+    for (int64_t i = 0; i < std::max(codes.rows, scaled.rows); i += block.rows) {
+        for (int64_t c = 0; c < std::max(codes.columns, scaled.columns); c += block.columns) {
+            float scale = given;
+            const bool has_scale = !tensor && i < scaled.rows && c < scaled.columns;
+            const float amax = tensor ? 0 : values.amax(i, c, block);
+            if (mx) {
+                const int code = power_above(amax * (1.0f / largest_of(p.element)));
+                if (has_scale) scales[places.scale(i, c)] = static_cast<float>(code);
+                scale = std::ldexp(1.0f, 127 - code);
+            } else if (!tensor) {
+                scale = scale_for(amax, p.element, p.epsilon, p.power_of_two, overflow);
+                if (has_scale) scales[places.scale(i, c)] = 1.0f / scale;
+            }
+            for (int64_t y = i; y < std::min(i + block.rows, codes.rows); ++y) {
+                for (int64_t x = c; x < std::min(c + block.columns, codes.columns); ++x) {
+                    const float value = values(y, x), product = value * scale;
+                    const int code = code_of(p.element, product);
+                    data[places.data(y, x)] = static_cast<float>(code);
+                    seen.underflows += value != 0 && code % 128 == 0;
+                    seen.saturated += std::fabs(product) > largest_of(p.element);
+                }
+            }
+        }
+    }
+    return seen;
+}
+
+template <class H>
+void reference(H& h, const Problem& p, const std::vector<Side>& sides) {
+    for (const ExpertPart& part : p.parts()) {
+        for (const Side& side : sides) {
+            const Seen seen = reference_part(h, p, side, part);
+            if (!p.statistics || &side != &sides[0]) continue;
+            const Values<H> values{h, p, part};
+            h["observed_amax"][part.expert] = values.amax(0, 0, {part.rows, p.columns});
+            h["counts"][2 * part.expert] = static_cast<float>(seen.underflows);
+            h["counts"][2 * part.expert + 1] = static_cast<float>(seen.saturated);
+        }
+    }
+}
+
+// ---- Cases
+// ---------------------------------------------------------------------------------------------------------
+
+double source_value(const Problem& p, int64_t i, const Philox& random) {
+    const auto index = static_cast<uint64_t>(i);
+    const int64_t row = i / p.columns, column = i % p.columns;
+    // Magnitudes differ between rows and between columns.
+    const auto of_row = static_cast<int>(random.below(static_cast<uint64_t>(row) ^ 0x10000000, 9));
+    const auto of_column = static_cast<int>(random.below(static_cast<uint64_t>(column) ^ 0x20000000, 7));
+    const double usual = std::ldexp(random.normal(index), of_row + of_column - 7);
+    if (!p.special) return usual;
+    if (row % 7 == 3) return std::ldexp(usual, -137);  // subnormal in fp32, the scale overflows
+    if (row % 7 == 5) return column % 2 ? 0.0 : -0.0;  // blocks of zeros
+    if (row % 7 == 6) return std::ldexp(usual, 119);   // up to the largest numbers, and infinities
+    const uint64_t kind = random.below(index ^ 0x40000000, 200);
+    if (kind == 0) return std::nan("");
+    if (kind == 1) return column % 3 ? INFINITY : -INFINITY;
+    if (kind == 2) return 0.0;
+    if (kind < 20) return std::ldexp(usual, -12);  // below the smallest code
+    return usual;
+}
+
+QuantizeSource source_from(const Views& v) {
+    return {
+        .values = v["source"], .split_sizes = v["split_sizes"], .row_index = v["row_index"], .topk = kTopk};
+}
+QuantizeArgs args_of(const Problem& p, const std::vector<Side>& sides, const Views& v) {
+    QuantizeArgs args{.source = source_from(v), .row = {}, .column = {}};
+    for (const Side& side : sides)
+        (side.direction == Direction::Row ? args.row : args.column) = side.operand(v);
+    args.amax_epsilon = p.epsilon;
+    args.amax = v["amax"];
+    args.scale = v["scale"];
+    args.observed_amax = v["observed_amax"];
+    args.counts = v["counts"];
+    return args;
+}
+
+void add_source(Case& c, const Problem& p) {
+    const int64_t held = p.gather ? p.splits.capacity / kTopk + 1 : p.splits.capacity;
+    c.tensors.push_back(
+        {.name = "source",
+         .shape = p.weight ? Shape{p.experts(), p.splits.sizes[0], p.columns} : Shape{held, p.columns},
+         .dtype = p.source,
+         .value =
+             [=, limit = p.gather ? held * p.columns : p.rows() * p.columns](int64_t i,
+                                                                             const Philox& random) {
+                 if (p.bench) return random.normal(static_cast<uint64_t>(i));
+                 return i < limit ? source_value(p, i, random) : 1e30;  // seen in an amax at once
+             },
+         .row_padding = p.gather && !p.bench ? 8 : 0});
+    if (!p.weight && !p.no_splits) {
+        c.tensors.push_back({.name = "split_sizes",
+                             .shape = {p.experts()},
+                             .dtype = p.index,
+                             .value = [sizes = p.splits.sizes](int64_t i, const Philox&) {
+                                 return static_cast<double>(sizes[static_cast<size_t>(i)]);
+                             }});
+    }
+    if (p.gather) {
+        c.tensors.push_back({.name = "row_index",
+                             .shape = {p.splits.capacity},
+                             .dtype = DType::I32,
+                             .value = [=, rows = p.rows()](int64_t i, const Philox& random) {
+                                 // Past the sum nothing may be looked up.
+                                 return i < rows ? static_cast<double>(
+                                                       random.below(static_cast<uint64_t>(i),
+                                                                    static_cast<uint64_t>(held * kTopk)))
+                                                 : -1.0;
+                             }});
+    }
+}
+
+void add_side(Case& c, const Problem& p, const Side& s) {
+    TensorSpec data{
+        .name = s.name + "_data", .shape = s.shapes.data, .dtype = p.element, .role = Role::Output};
+    TensorSpec scale{.name = s.name + "_scale",
+                     .shape = s.shapes.scale,
+                     .dtype = s.shapes.scale_dtype,
+                     .role = Role::Output,
+                     .exact = true};
+    if (!p.bench) {
+        std::vector<bool> codes(static_cast<size_t>(data.shape.numel()));
+        std::vector<bool> scales(static_cast<size_t>(scale.shape.numel()));
+        for (const ExpertPart& part : p.parts()) {
+            const OperandPart places = s.places(part);
+            const Extent written = codes_written(s, part), scaled = scales_written(s, part);
+            for (int64_t i = 0; i < written.rows; ++i)
+                for (int64_t j = 0; j < written.columns; ++j)
+                    codes[static_cast<size_t>(places.data(i, j))] = true;
+            for (int64_t i = 0; i < scaled.rows; ++i)
+                for (int64_t j = 0; j < scaled.columns; ++j)
+                    scales[static_cast<size_t>(places.scale(i, j))] = true;
+            if (p.scale == ScaleKind::Tensor) scales[static_cast<size_t>(part.expert)] = true;
+        }
+        data.written = [=](int64_t i) { return codes[static_cast<size_t>(i)]; };
+        scale.written = [=](int64_t i) { return scales[static_cast<size_t>(i)]; };
+    }
+    c.tensors.push_back(data);
+    c.tensors.push_back(scale);
+}
+
+void swap_bytes(const View& a, const View& b) {
+    auto* first = static_cast<uint8_t*>(a.data);
+    std::swap_ranges(first, first + a.bytes(), static_cast<uint8_t*>(b.data));
+}
+
+std::vector<Mutant> mutants_of(const Problem& p, const std::vector<Side>& sides) {
+    std::vector<Mutant> mutants;
+    for (const Side& side : sides) {
+        if (side.shapes.scale.numel() < 2 || p.rows() < 2) continue;
+        mutants.push_back(
+            {side.name + "-wise scales are one place off", [=](const Views& v, const Exec& exec) {
+                 quantize(args_of(p, sides, v), exec);
+                 const View scale = side.operand(v).scale;
+                 auto* byte = static_cast<uint8_t*>(scale.data);
+                 std::rotate(byte, byte + bits(scale.dtype) / 8, byte + scale.bytes());
+             }});
+    }
+    // Of squares the two directions have one shape; so have MX32's codes.
+    const bool alike = sides.size() == 2 && sides[0].shapes.data == sides[1].shapes.data;
+    if (alike && p.scale == ScaleKind::MX32 && p.rows() > 1) {
+        mutants.push_back({"the directions are exchanged", [=](const Views& v, const Exec& exec) {
+                               quantize(args_of(p, sides, v), exec);
+                               swap_bytes(v["row_data"], v["column_data"]);
+                           }});
+    }
+    if (alike && p.weight && p.scale != ScaleKind::MX32) {
+        mutants.push_back({"the transposed copy is not transposed", [=](const Views& v, const Exec& exec) {
+                               quantize(args_of(p, sides, v), exec);
+                               std::memcpy(v["column_data"].data, v["row_data"].data,
+                                           static_cast<size_t>(v["row_data"].bytes()));
+                           }});
+    }
+    if (p.scale != ScaleKind::MX32 && p.from == From::Amax && p.rows() > 1) {
+        mutants.push_back({"the other rule of powers of two", [=](const Views& v, const Exec& exec) {
+                               QuantizeArgs args = args_of(p, sides, v);
+                               for (Operand* o : {&args.row, &args.column})
+                                   o->format.power_of_two = !p.power_of_two;
+                               quantize(args, exec);
+                           }});
+    }
+    const bool by_expert = p.scale == ScaleKind::Tensor || p.column;
+    if (by_expert && !p.weight && !p.no_splits && p.experts() > 1 && p.rows() > p.experts()) {
+        mutants.push_back({"a row goes to the next expert", [=](const Views& v, const Exec& exec) {
+                               SharedVector<int64_t> sizes(p.splits.sizes.begin(), p.splits.sizes.end());
+                               size_t from = 0;
+                               while (sizes[from] == 0) ++from;
+                               --sizes[from];
+                               ++sizes[from + 1];
+                               QuantizeArgs args = args_of(p, sides, v);
+                               args.source.split_sizes = View(sizes.data(), DType::I64, {p.experts()});
+                               quantize(args, exec);
+                           }});
+    }
+    if (p.gather && p.rows() > 1) {
+        mutants.push_back({"rows of the copy before", [=](const Views& v, const Exec& exec) {
+                               const auto* index = v["row_index"].as<int32_t>();
+                               SharedVector<int32_t> rotated(index, index + p.splits.capacity);
+                               std::rotate(rotated.begin(), rotated.begin() + 1, rotated.begin() + p.rows());
+                               QuantizeArgs args = args_of(p, sides, v);
+                               args.source.row_index = View(rotated.data(), DType::I32, {p.splits.capacity});
+                               quantize(args, exec);
+                           }});
+    }
+    if (p.statistics && p.special && p.rows() > 40) {
+        mutants.push_back({"counts the other way round", [=](const Views& v, const Exec& exec) {
+                               quantize(args_of(p, sides, v), exec);
+                               auto* counts = v["counts"].as<int64_t>();
+                               for (int64_t e = 0; e < p.experts(); ++e)
+                                   std::swap(counts[2 * e], counts[2 * e + 1]);
+                           }});
+    }
+    return mutants;
+}
+
+Case quantize_case(const Problem& p) {
+    Case c;
+    c.op = "quantize";
+    c.name = name_of(p);
+    c.group = p.bench ? "bench" : p.special ? "special" : p.splits.name == "balanced" ? "basic" : "edge";
+    c.dtype = p.element;
+    c.bench = p.bench;
+    const std::vector<Side> sides = sides_of(p);
+    add_source(c, p);
+    for (const Side& side : sides) add_side(c, p, side);
+    const auto per_expert = [&](const char* name, auto value) {
+        c.tensors.push_back({.name = name, .shape = {p.experts()}, .value = value});
+    };
+    if (p.scale == ScaleKind::Tensor && p.from == From::Scale) {
+        per_expert("scale", [](int64_t i, const Philox&) {
+            return std::ldexp(1.0 + 0.1 * static_cast<double>(i), 3);
+        });
+    } else if (p.scale == ScaleKind::Tensor) {
+        // Also what is no amax of these rows: zero, infinity, NaN, so small that the scale overflows.
+        per_expert("amax", [=](int64_t i, const Philox& random) {
+            const double unusual[] = {0.0, INFINITY, std::nan(""), 1e-39};
+            if (p.special && i % 2 == 1) return unusual[i / 2 % 4];
+            return std::ldexp(1.0 + random.uniform(static_cast<uint64_t>(i)),
+                              3 + 2 * static_cast<int>(i % 3));
+        });
+    }
+    if (p.statistics) {
+        c.tensors.push_back(
+            {.name = "observed_amax", .shape = {p.experts()}, .role = Role::Output, .exact = true});
+        c.tensors.push_back(
+            {.name = "counts", .shape = {p.experts(), 2}, .dtype = DType::I64, .role = Role::Output});
+    }
+    c.run = [=](const Views& v, const Exec& exec) { quantize(args_of(p, sides, v), exec); };
+    set_reference(c, [=](auto& h) { reference(h, p, sides); });
+    if (!p.bench) c.mutants = mutants_of(p, sides);
+    c.cost = [=](const Views& v) { return cost(args_of(p, sides, v)); };
+    return c;
+}
+
+Case amax_case(const Problem& p) {
+    Case c;
+    c.op = "tensor_amax";
+    c.name = std::string(name(p.source)) + "." + p.splits.name + "." + std::to_string(p.columns) +
+             (p.weight ? ".weight" : "") + (p.special ? ".special" : "") + (p.gather ? ".gather" : "");
+    c.group = p.bench ? "bench" : p.splits.name == "balanced" ? "basic" : "edge";
+    c.dtype = p.source;
+    c.bench = p.bench;
+    add_source(c, p);
+    c.tensors.push_back({.name = "amax", .shape = {p.experts()}, .role = Role::Output, .exact = true});
+    c.run = [=](const Views& v, const Exec& exec) {
+        tensor_amax({.source = source_from(v), .amax = v["amax"]}, exec);
+    };
+    set_reference(c, [=](auto& h) {
+        for (const ExpertPart& part : p.parts())
+            h["amax"][part.expert] =
+                Values<std::remove_cvref_t<decltype(h)>>{h, p, part}.amax(0, 0, {part.rows, p.columns});
+    });
+    c.cost = [=](const Views& v) { return cost(TensorAmaxArgs{source_from(v), v["amax"]}); };
+    if (p.special) {
+        // Infinities among the first expert's rows alone, and only where there are others: not all may be
+        // infinite.
+        const int64_t first = p.parts()[0].rows;
+        const int64_t allowed = first < p.rows() ? first * p.columns : 0;
+        TensorSpec& source = c.tensors[0];
+        source.value = [=, before = source.value](int64_t i, const Philox& random) {
+            const double value = before(i, random);
+            return std::isinf(value) && i >= allowed ? std::nan("") : value;
+        };
+    }
+    if (p.bench || p.special || p.weight) return c;
+    // The largest number of every row stands there.
+    c.mutants = {{"leaves the last column out", [=](const Views& v, const Exec& exec) {
+                      QuantizeSource source = source_from(v);
+                      source.values.shape[1] -= 1;
+                      tensor_amax({.source = source, .amax = v["amax"]}, exec);
+                  }}};
+    for (TensorSpec& spec : c.tensors) {
+        if (spec.name != "source") continue;
+        spec.value = [p, before = spec.value](int64_t i, const Philox& random) {
+            const double value = before(i, random);
+            return i % p.columns == p.columns - 1 ? value * 64 + 1000 : value;
+        };
+    }
+    return c;
+}
+
+Case dequantize_case(const Problem& p, Direction direction, DType out) {
+    Case c;
+    c.op = "dequantize";
+    const Side side = side_of(p, direction);
+    c.name = name_of(p) + "." + side.name + "." + std::string(name(out));
+    c.group = p.splits.name == "balanced" ? "basic" : "edge";
+    c.dtype = p.element;
+    c.tensors.push_back({.name = side.name + "_data",
+                         .shape = side.shapes.data,
+                         .dtype = p.element,
+                         .value = [](int64_t i, const Philox& random) {
+                             return static_cast<double>(random.below(static_cast<uint64_t>(i), 256));
+                         }});
+    c.tensors.push_back({.name = side.name + "_scale",
+                         .shape = side.shapes.scale,
+                         .dtype = side.shapes.scale_dtype,
+                         .value = [p](int64_t i, const Philox& random) {
+                             const auto index = static_cast<uint64_t>(i);
+                             // Codes of every kind, the ends more often.
+                             const uint64_t kind = random.below(index ^ 0x7000, 8);
+                             if (p.scale == ScaleKind::MX32)
+                                 return kind == 0   ? 0.0
+                                        : kind == 1 ? 255.0
+                                        : kind == 2 ? 254.0
+                                                    : static_cast<double>(random.below(index, 256));
+                             return std::ldexp(1.0 + random.uniform(index),
+                                               kind == 0 ? -126 : static_cast<int>(kind));
+                         }});
+    if (!p.weight) {
+        c.tensors.push_back({.name = "split_sizes",
+                             .shape = {p.experts()},
+                             .dtype = p.index,
+                             .value = [sizes = p.splits.sizes](int64_t i, const Philox&) {
+                                 return static_cast<double>(sizes[static_cast<size_t>(i)]);
+                             }});
+    }
+    TensorSpec result{.name = "out",
+                      .shape = p.weight ? Shape{p.experts(), p.splits.sizes[0], p.columns}
+                                        : Shape{p.splits.capacity, p.columns},
+                      .dtype = out,
+                      .role = Role::Output,
+                      .exact = true};
+    if (!p.weight) result.written = [limit = p.rows() * p.columns](int64_t i) { return i < limit; };
+    c.tensors.push_back(result);
+    const auto args = [=](const Views& v) {
+        return DequantizeArgs{.from = side.operand(v),
+                              .direction = direction,
+                              .split_sizes = v["split_sizes"],
+                              .out = v["out"]};
+    };
+    c.run = [=](const Views& v, const Exec& exec) { dequantize(args(v), exec); };
+    set_reference(c, [=](auto& h) {
+        for (const ExpertPart& part : p.parts()) {
+            const OperandPart places = side.places(part);
+            for (int64_t i = 0; i < part.rows; ++i) {
+                for (int64_t j = 0; j < p.columns; ++j) {
+                    const double code = h[side.name + "_data"][places.data(i, j)];
+                    const double scale = h[side.name + "_scale"][places.scale(i, j)];
+                    const double factor = p.scale != ScaleKind::MX32 ? scale
+                                          : scale == 255             ? std::nan("")
+                                                                     : std::exp2(scale - 127);
+                    h["out"][(part.first + i) * p.columns + j] =
+                        static_cast<float>(number_of(p.element, static_cast<int>(code)) * factor);
+                }
+            }
+        }
+    });
+    c.cost = [=](const Views& v) { return cost(args(v)); };
+    if (p.rows() > 1 && side.shapes.scale.numel() > 1) {
+        c.mutants = {{"scales are one place off", [=](const Views& v, const Exec& exec) {
+                          DequantizeArgs wrong = args(v);
+                          const auto* byte = static_cast<uint8_t*>(wrong.from.scale.data);
+                          const int64_t each = bits(wrong.from.scale.dtype) / 8;
+                          alignas(4) SharedVector<uint8_t> rotated(byte, byte + wrong.from.scale.bytes());
+                          std::rotate(rotated.begin(), rotated.begin() + each, rotated.end());
+                          wrong.from.scale.data = rotated.data();
+                          dequantize(wrong, exec);
+                      }}};
+    }
+    return c;
+}
+
+void add_grouped(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind scale) {
+    Problem p{.scale = scale, .splits = splits, .columns = 272};
+    cases.push_back(quantize_case(p));
+    p.statistics = true;
+    p.element = DType::F8E5M2;
+    p.power_of_two = false;
+    p.index = DType::I32;
+    cases.push_back(quantize_case(p));
+    p.source = DType::F32;
+    p.element = DType::F8E4M3;
+    p.special = true;
+    cases.push_back(quantize_case(p));
+    p.source = DType::BF16;
+    p.power_of_two = true;
+    p.columns = 77;  // no vector fits
+    cases.push_back(quantize_case(p));
+    p.element = DType::F8E5M2;
+    p.columns = 136;
+    cases.push_back(quantize_case(p));
+    p.element = DType::F8E4M3;
+    p.epsilon = scale == ScaleKind::MX32 ? 0.0f : 0.125f;
+    p.statistics = false;
+    p.special = false;
+    p.gather = true;
+    p.columns = 200;
+    cases.push_back(quantize_case(p));
+    p.epsilon = 0;
+    p.row = false;
+    p.from = From::Scale;
+    p.statistics = true;
+    cases.push_back(quantize_case(p));
+    p.row = true;
+    p.column = p.gather = false;
+    p.statistics = false;
+    cases.push_back(quantize_case(p));
+    p.column = true;
+    p.from = From::Amax;
+    for (const ScaleLayout layout : {ScaleLayout::Padded, ScaleLayout::Swizzled}) {
+        if (scale != ScaleKind::MX32) break;
+        p.layout = layout;
+        cases.push_back(quantize_case(p));
+        for (const Direction direction : {Direction::Row, Direction::Column})
+            cases.push_back(dequantize_case(p, direction, DType::F32));
+    }
+    p.layout = ScaleLayout::Compact;
+    for (const Direction direction : {Direction::Row, Direction::Column}) {
+        for (const DType element : {DType::F8E4M3, DType::F8E5M2}) {
+            p.element = element;
+            cases.push_back(
+                dequantize_case(p, direction, element == DType::F8E4M3 ? DType::F32 : DType::BF16));
+        }
+    }
+}
+
+void add_weights(std::vector<Case>& cases, ScaleKind scale) {
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{272, 272}, {130, 77}, {1, 160}}) {
+        Problem p{.scale = scale,
+                  .splits = {"3x" + std::to_string(rows), std::vector<int64_t>(3, rows), 3 * rows},
+                  .columns = columns,
+                  .weight = true};
+        cases.push_back(quantize_case(p));
+        p.special = p.statistics = true;
+        p.source = DType::F32;
+        p.power_of_two = false;
+        cases.push_back(quantize_case(p));
+        for (const Direction direction : {Direction::Row, Direction::Column})
+            cases.push_back(dequantize_case(p, direction, DType::BF16));
+        if (scale != ScaleKind::MX32) continue;
+        p.layout = ScaleLayout::Swizzled;
+        cases.push_back(quantize_case(p));
+    }
+}
+
+// Of a GPU's size: an 8x7B layer's activations and one of its experts' weights.
+void add_bench(std::vector<Case>& cases) {
+    for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32}) {
+        for (const bool large : {false, true}) {
+            Problem p{
+                .scale = scale,
+                .splits = {large ? "8_experts" : "4_experts",
+                           std::vector<int64_t>(large ? 8 : 4, large ? 4096 : 500), large ? 32768 : 2000},
+                .columns = large ? 4096 : 512,
+                .bench = true};
+            const auto add = [&](Case c) {
+                c.large = large;
+                cases.push_back(std::move(c));
+            };
+            add(quantize_case(p));
+            p.column = false;
+            add(quantize_case(p));
+            p.column = p.gather = true;
+            add(quantize_case(p));
+            p.gather = false;
+            if (scale == ScaleKind::Tensor) add(amax_case(p));
+            p.splits = {"2_weights", std::vector<int64_t>(2, large ? 14336 : 512), 0};
+            p.splits.capacity = p.rows();
+            p.weight = true;
+            add(quantize_case(p));
+        }
+    }
+}
+
+}  // namespace
+
+void quantize_cases(std::vector<Case>& cases) {
+    std::vector<NamedSplits> splits = edge_splits();
+    splits.push_back(
+        {"blocks", {300, 0, 17, 128, 1}, 450});  // several blocks of 128, whole ones and short ones
+    for (const NamedSplits& sizes : splits) {
+        for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32})
+            add_grouped(cases, sizes, scale);
+        for (const DType source : {DType::F32, DType::BF16}) {
+            Problem p{.source = source, .splits = sizes, .columns = 272};
+            cases.push_back(amax_case(p));
+            p.special = true;
+            p.columns = 77;
+            cases.push_back(amax_case(p));
+            p.gather = true;
+            p.special = false;
+            cases.push_back(amax_case(p));
+        }
+    }
+    for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32}) {
+        add_weights(cases, scale);
+        // A dense product's operand: all rows are one expert's.
+        Problem p{.scale = scale, .splits = {"dense", {150}, 150}, .columns = 144, .no_splits = true};
+        cases.push_back(quantize_case(p));
+    }
+    Problem weight{.splits = {"3x130", {130, 130, 130}, 390}, .columns = 77, .weight = true};
+    cases.push_back(amax_case(weight));
+    add_bench(cases);
+}
+
+}  // namespace moebius::ops

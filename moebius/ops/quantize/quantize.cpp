@@ -1,0 +1,139 @@
+#include "moebius/ops/quantize/quantize.h"
+
+#include <fmt/format.h>
+
+#include "moebius/base/error.h"
+#include "moebius/ops/quantize/cpu.h"
+#include "moebius/ops/quantize/cuda.h"
+
+namespace moebius::ops {
+namespace {
+
+constexpr Variant<QuantizeArgs> kQuantize[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<QuantizeArgs>, MOEBIUS_CUDA(cuda::quantize)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<QuantizeArgs>, cpu::quantize},
+};
+constexpr Variant<TensorAmaxArgs> kAmax[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<TensorAmaxArgs>, MOEBIUS_CUDA(cuda::tensor_amax)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<TensorAmaxArgs>, cpu::tensor_amax},
+};
+constexpr Variant<DequantizeArgs> kDequantize[] = {
+    {"cuda_any", DeviceKind::Cuda, 80, 999, always<DequantizeArgs>, MOEBIUS_CUDA(cuda::dequantize)},
+    {"cpu", DeviceKind::Cpu, 0, 0, always<DequantizeArgs>, cpu::dequantize},
+};
+
+bool is_float(const View& view) {
+    return view.dtype == DType::F32 || view.dtype == DType::BF16;
+}
+bool is_split(const View& view) {
+    return view.rank() == 1 && view.contiguous() && (view.dtype == DType::I32 || view.dtype == DType::I64);
+}
+
+void check_source(const QuantizeSource& s) {
+    const View& v = s.values;
+    const bool weight = v.rank() == 3;
+    MOEBIUS_CHECK((v.rank() == 2 || weight) && is_float(v), "quantize: source ", v.shape.str(), " of ",
+                  name(v.dtype));
+    const auto last = static_cast<size_t>(v.rank() - 1);
+    MOEBIUS_CHECK(v.size(v.rank() - 1) <= 1 || v.stride[last] == 1, "quantize: columns must be dense");
+    MOEBIUS_CHECK(!weight || (!s.split_sizes && !s.row_index),
+                  "quantize: a weight has no split_sizes or row_index");
+    MOEBIUS_CHECK(!weight || v.contiguous(), "quantize: a weight must be dense");
+    MOEBIUS_CHECK(!s.split_sizes || is_split(s.split_sizes), "split_sizes ", s.split_sizes.shape.str());
+    MOEBIUS_CHECK(!s.row_index || (s.row_index.rank() == 1 && s.row_index.dtype == DType::I32 &&
+                                   s.row_index.contiguous() && s.topk >= 1),
+                  "row_index ", s.row_index.shape.str(), ", topk ", s.topk);
+}
+
+// (E) f32 where given.
+bool of_experts(const View& view, int64_t experts) {
+    return !view || (view.dtype == DType::F32 && view.contiguous() && view.shape == Shape{experts});
+}
+
+void validate(const QuantizeArgs& a) {
+    check_source(a.source);
+    MOEBIUS_CHECK(a.row || a.column, "quantize: neither direction is asked for");
+    const MatrixShape matrix = matrix_of(a.source);
+    if (a.row) check_operand("quantize: row", a.row, Direction::Row, matrix);
+    if (a.column) check_operand("quantize: column", a.column, Direction::Column, matrix);
+    const Format& format = (a.row ? a.row : a.column).format;
+    MOEBIUS_CHECK(
+        !a.row || !a.column ||
+            (a.row.format.element == a.column.format.element && a.row.format.scale == a.column.format.scale &&
+             a.row.format.power_of_two == a.column.format.power_of_two && a.row.layout == a.column.layout),
+        "quantize: row and column differ in more than their direction");
+    const bool tensor = format.scale == ScaleKind::Tensor;
+    MOEBIUS_CHECK(tensor ? static_cast<bool>(a.amax) != static_cast<bool>(a.scale) : !a.amax && !a.scale,
+                  "quantize: amax or scale is for tensor scales, and one of the two");
+    MOEBIUS_CHECK(of_experts(a.amax, matrix.experts) && of_experts(a.scale, matrix.experts) &&
+                      of_experts(a.observed_amax, matrix.experts),
+                  "quantize: amax ", a.amax.shape.str(), ", scale ", a.scale.shape.str(), ", observed_amax ",
+                  a.observed_amax.shape.str());
+    MOEBIUS_CHECK(!a.counts || (a.counts.dtype == DType::I64 && a.counts.contiguous() &&
+                                a.counts.shape == Shape{matrix.experts, 2}),
+                  "quantize: counts ", a.counts.shape.str());
+    MOEBIUS_CHECK(a.amax_epsilon >= 0, "quantize: amax_epsilon = ", a.amax_epsilon);
+}
+
+void validate(const DequantizeArgs& a) {
+    MOEBIUS_CHECK((a.out.rank() == 2 || a.out.rank() == 3) && is_float(a.out) && a.out.contiguous(),
+                  "dequantize: out ", a.out.shape.str(), " of ", name(a.out.dtype));
+    MOEBIUS_CHECK(!a.split_sizes || (is_split(a.split_sizes) && a.out.rank() == 2));
+    check_operand("dequantize: from", a.from, a.direction,
+                  matrix_of({.values = a.out, .split_sizes = a.split_sizes}));
+}
+
+double bytes_of(const Operand& operand) {
+    return operand ? static_cast<double>(operand.data.bytes() + operand.scale.bytes()) : 0.0;
+}
+double source_bytes(const QuantizeSource& s) {
+    const MatrixShape m = matrix_of(s);
+    const int64_t rows = m.weight ? m.rows * m.experts : m.rows;
+    return static_cast<double>(bytes_of(s.values.dtype, rows * m.columns));
+}
+
+}  // namespace
+
+MatrixShape matrix_of(const QuantizeSource& s) {
+    if (s.values.rank() == 3) return {s.values.size(1), s.values.size(2), s.values.size(0), true};
+    const int64_t rows = s.row_index ? s.row_index.size(0) : s.values.size(0);
+    return {rows, s.values.size(1), s.split_sizes ? s.split_sizes.size(0) : 1, false};
+}
+
+Cost cost(const QuantizeArgs& a) {
+    return {0, source_bytes(a.source) + bytes_of(a.row) + bytes_of(a.column)};
+}
+Cost cost(const TensorAmaxArgs& a) {
+    return {0, source_bytes(a.source)};
+}
+Cost cost(const DequantizeArgs& a) {
+    return {0, bytes_of(a.from) + static_cast<double>(a.out.bytes())};
+}
+
+void quantize(const QuantizeArgs& args, const Exec& exec) {
+    validate(args);
+    dispatch<QuantizeArgs>("quantize", kQuantize, args, exec, cost(args));
+}
+void tensor_amax(const TensorAmaxArgs& args, const Exec& exec) {
+    check_source(args.source);
+    const int64_t experts = matrix_of(args.source).experts;
+    MOEBIUS_CHECK(args.amax && of_experts(args.amax, experts), "tensor_amax: amax ", args.amax.shape.str(),
+                  " for ", experts, " experts");
+    dispatch<TensorAmaxArgs>("tensor_amax", kAmax, args, exec, cost(args));
+}
+void dequantize(const DequantizeArgs& args, const Exec& exec) {
+    validate(args);
+    dispatch<DequantizeArgs>("dequantize", kDequantize, args, exec, cost(args));
+}
+
+std::vector<VariantInfo> quantize_variants() {
+    return describe<QuantizeArgs>(kQuantize);
+}
+std::vector<VariantInfo> tensor_amax_variants() {
+    return describe<TensorAmaxArgs>(kAmax);
+}
+std::vector<VariantInfo> dequantize_variants() {
+    return describe<DequantizeArgs>(kDequantize);
+}
+
+}  // namespace moebius::ops
