@@ -38,6 +38,17 @@ __device__ __forceinline__ void store_shared(uint32_t address, float a, float b)
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
 }
 
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
+__device__ __forceinline__ float2 load_shared_floats(uint32_t address) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+    return value;
+}
+
 // 0 where not `exists`. Volatile: the compiler does not bring it forward, where it would hold registers.
 __device__ __forceinline__ uint32_t load_global_if(bool exists, const void* address) {
     uint32_t value;

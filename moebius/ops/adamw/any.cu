@@ -7,7 +7,9 @@ namespace moebius::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLoads = 2;  // vectors of each buffer that a thread has in flight
+// Vectors of N elements of each buffer that a thread has in flight.
+template <int N>
+constexpr int kLoads = N == 8 ? 1 : 2;
 
 struct Scalars {
     const float *learning_rate, *clip;
@@ -152,9 +154,9 @@ __device__ __forceinline__ void step(const Factors& f, float grad, float& m, flo
 // The block's share from `base` on, all of it there with kWhole.
 template <bool kWhole, int N, class P, class G, class M, class V>
 __device__ void update(const Range<P, G, M, V>& r, const Factors& f, int64_t base) {
-    float grad[kLoads][N], m[kLoads][N], v[kLoads][N], master[kLoads][N];
+    float grad[kLoads<N>][N], m[kLoads<N>][N], v[kLoads<N>][N], master[kLoads<N>][N];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+    for (int i = 0; i < kLoads<N>; ++i) {
         const int64_t first = base + (i * kThreads + static_cast<int>(threadIdx.x)) * N,
                       left = r.count - first;
         ptx::load_part<kWhole, N>(r.grad + first, left, grad[i]);
@@ -163,7 +165,7 @@ __device__ void update(const Range<P, G, M, V>& r, const Factors& f, int64_t bas
         r.master.template get<kWhole>(first, left, master[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+    for (int i = 0; i < kLoads<N>; ++i) {
         const int64_t first = base + (i * kThreads + static_cast<int>(threadIdx.x)) * N,
                       left = r.count - first;
 #pragma unroll
@@ -178,7 +180,7 @@ template <int N, class P, class G, class M, class V>
 __global__ void __launch_bounds__(kThreads) adamw_any(const Range<P, G, M, V> r, const Factors* factors) {
     const Factors f = *factors;
     if (f.skip) return;
-    constexpr int64_t kShare = kThreads * kLoads * N;
+    constexpr int64_t kShare = kThreads * kLoads<N> * N;
     const int64_t base = blockIdx.x * kShare;
     if (base + kShare <= r.count) {
         update<true, N>(r, f, base);
@@ -215,8 +217,8 @@ void adamw(const AdamWArgs& args, const Exec& exec) {
         constexpr int N = kElements<P, G, M, V>;
         const bool vectors = all_aligned<N>(args);
         launch("adamw", vectors ? adamw_any<N, P, G, M, V> : adamw_any<1, P, G, M, V>,
-               {grid_for(range.count, kThreads * kLoads * (vectors ? N : 1)), kThreads}, exec, range,
-               factors);
+               {grid_for(range.count, kThreads * (vectors ? kLoads<N> * N : kLoads<1>)), kThreads}, exec,
+               range, factors);
     };
     with_device_type(args.grad.dtype, [&](auto grad) {
         with_device_type(args.m.dtype, [&](auto m) {

@@ -11,7 +11,8 @@
 namespace moebius::ops::sm90 {
 namespace {
 
-constexpr cuuint64_t kAlignmentBytes = 16, kBoxBytes = 128;
+constexpr cuuint64_t kAlignmentBytes = 16;
+constexpr int64_t kBoxBytes = 128;
 
 // The driver's function, without linking the driver: the program also starts where there is none.
 PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
@@ -25,9 +26,13 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-}  // namespace
+CUtensorMapDataType element_type(DType dtype) {
+    if (dtype == DType::BF16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    return dtype == DType::F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+}
 
-CUtensorMap tensor_map(const View& view, int64_t box_rows) {
+// A box of `box_columns` × `box_rows` of a view of two or three axes.
+CUtensorMap encode_map(const View& view, int64_t box_columns, int64_t box_rows, CUtensorMapSwizzle swizzle) {
     static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encode();
     const auto size = static_cast<cuuint64_t>(bits(view.dtype) / 8);
     const size_t last = static_cast<size_t>(view.rank()) - 1;
@@ -43,19 +48,27 @@ CUtensorMap tensor_map(const View& view, int64_t box_rows) {
     const cuuint64_t row = stride(last - 1, extent(last) * size);
     const cuuint64_t sizes[3] = {extent(last), extent(last - 1), experts ? extent(0) : 1};
     const cuuint64_t strides[2] = {row, experts ? stride(0, row * sizes[1]) : row * sizes[1]};
-    const cuuint32_t box[3] = {static_cast<cuuint32_t>(kBoxBytes / size), static_cast<cuuint32_t>(box_rows),
-                               1};
+    const cuuint32_t box[3] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows), 1};
     const cuuint32_t steps[3] = {1, 1, 1};
     CUtensorMap map{};
-    const CUresult result = encode(
-        &map, view.dtype == DType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        3, view.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode(&map, element_type(view.dtype), 3, view.data, sizes, strides, box, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         throw DeviceError("no tensor map for a view " + view.shape.str() + " of rows " + std::to_string(row) +
                           " bytes apart: CUDA error " + std::to_string(static_cast<int>(result)));
     }
     return map;
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const View& view, int64_t box_rows) {
+    return encode_map(view, kBoxBytes * 8 / bits(view.dtype), box_rows, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+CUtensorMap scale_map(const View& view, int64_t box_columns) {
+    return encode_map(view, box_columns, 1, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 }  // namespace moebius::ops::sm90

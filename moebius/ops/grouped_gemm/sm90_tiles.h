@@ -18,6 +18,9 @@ struct TilePlan {
     int row_units = 0;     // only where unit_rows is 0: the weights' gradient
     int column_units = 0;  // of every expert's output
     int band = 0;          // column units that an expert's rows run through together, 1 … column_units
+    // Always 1, but not known when kernels are compiled: from a constant, ptxas 13.0 may make an offset of
+    // the address of the next row end, and then add it to the expert that is already the next.
+    int expert_step = 1;
 };
 
 struct TileUnit {
@@ -43,7 +46,7 @@ class TileWalk {
         while (expert_ < plan_.experts && next_ >= expert_first_ + row_units_ * plan_.column_units) {
             expert_first_ += row_units_ * plan_.column_units;
             row_begin_ = row_end_;
-            enter(expert_ + 1);
+            enter(expert_ + plan_.expert_step);
         }
         if (expert_ >= plan_.experts) return false;
         const int index = next_ - expert_first_;

@@ -114,8 +114,7 @@ struct Shared {
     uint2 codes[kTile][kTile / 8];  // transposed: [column][8 rows], at 8 rows' place ^ (column / 8)
 };
 
-// ---- Row-wise
-// ------------------------------------------------------------------------------------------------------
+// ---- Row-wise --------------------------------------------------------------------------------------------
 
 // amax of a thread's row, of all the row's columns in the tile or of its 32.
 template <int kLanes>
@@ -174,8 +173,7 @@ __device__ void write_rows(const Quantize& q, const Place& at, const float (&v)[
     }
 }
 
-// ---- Column-wise
-// ---------------------------------------------------------------------------------------------------
+// ---- Column-wise -----------------------------------------------------------------------------------------
 
 __device__ void store_mx_column_code(const Quantize& q, const Place& at, int block, int column,
                                      uint32_t code) {
@@ -300,8 +298,7 @@ __device__ void write_columns(const Quantize& q, const Place& at, const float (&
     }
 }
 
-// ---- The kernel
-// ----------------------------------------------------------------------------------------------------
+// ---- The kernel ------------------------------------------------------------------------------------------
 
 // The tile's one scale, of Tensor and Weight128; 1 / scale stored.
 template <Blocks kBlocks>

@@ -1,0 +1,14 @@
+#include "moebius/ops/grouped_gemm_quantized/sm90.h"
+
+#include "moebius/ops/grouped_gemm_quantized/sm90_kinds.h"
+
+namespace moebius::ops::sm90 {
+
+void grouped_gemm_quantized(const GroupedGemmQuantizedArgs& args, const Exec& exec) {
+    const bool weights = args.kind == GemmKind::Wgrad;
+    if (args.a.format.scale == ScaleKind::Tensor)
+        return weights ? quantized::tensor_weights(args, exec) : quantized::tensor_rows(args, exec);
+    return weights ? quantized::block_weights(args, exec) : quantized::block_rows(args, exec);
+}
+
+}  // namespace moebius::ops::sm90

@@ -1,0 +1,13 @@
+// The kinds of scales and products, one file each. Rows: Forward, Dgrad. Weights: Wgrad.
+#pragma once
+
+#include "moebius/ops/grouped_gemm_quantized/sm90.h"
+
+namespace moebius::ops::sm90::quantized {
+
+void block_rows(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+void block_weights(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+void tensor_rows(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+void tensor_weights(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+
+}  // namespace moebius::ops::sm90::quantized
