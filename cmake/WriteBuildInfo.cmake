@@ -1,4 +1,5 @@
 # Run while building (cmake -P): writes OUTPUT, the definition of moebius::build_info(), if its text changed.
+cmake_minimum_required(VERSION 3.25)
 set(commit "")
 set(dirty false)
 find_program(git git)

@@ -1,4 +1,5 @@
 # Run while building (cmake -P): writes OUTPUT, the definition of third_party_text(), from NOTICE and THIRD_PARTY.md.
+cmake_minimum_required(VERSION 3.25)
 file(READ ${SOURCE_DIR}/NOTICE notice)
 file(READ ${SOURCE_DIR}/THIRD_PARTY.md table)
 # Through configure_file, which keeps semicolons and brackets as they are.

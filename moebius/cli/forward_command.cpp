@@ -1,6 +1,8 @@
 // moebius forward: one batch through a model folder, to compare with any other implementation.
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "moebius/base/error.h"
 #include "moebius/cli/command.h"
 #include "moebius/cli/terminal.h"
@@ -18,8 +20,9 @@ class ForwardCommand : public Command {
         return "Run one batch and write logits, loss, routing and gradients";
     }
     void declare(Arguments& arguments) override {
-        arguments.option("--model", model_, "Hugging Face model folder", true);
-        arguments.option("--input", input_, "safetensors: input_ids, optional labels and cu_seqlens", true);
+        arguments.option("--model", model_, "Hugging Face model folder, as a checkpoint's model/", true);
+        arguments.option("--input", input_,
+                         "safetensors: input_ids, optional labels (not shifted) and cu_seqlens", true);
         arguments.option("--output", output_, "safetensors to write", true);
         arguments.flag("--gradients", gradients_, "Write grad.<Hugging Face name> too");
         arguments.option("--dtype", config_.dtype, "fp32 (default) or bf16", false);
@@ -43,6 +46,7 @@ class ForwardCommand : public Command {
         }
         take_overrides();
         check("--device", config_.device, {"auto", "cpu", "cuda"});
+        check_model_folder();
         train::Machine machine(config_.device, threads_ > 0 ? threads_ : train::available_cpus());
         train::check_device(config_, machine.device());
         if (machine.on_gpu()) print(machine.line());
@@ -53,8 +57,11 @@ class ForwardCommand : public Command {
                                                             .dtype = train::dtype_from(config_.dtype),
                                                             .model_options = train::model_options(config_)},
                                                            machine.exec(&config_.kernels));
-        print(fmt::format("{} tokens in {} sequences, {} labels, loss {:.6f}; {} ({})", summary.tokens,
-                          summary.sequences, summary.labels, summary.loss, output_, summary.layout));
+        const std::string loss = summary.labels > 0
+                                     ? fmt::format("{} labels, loss {:.6f}", summary.labels, summary.loss)
+                                     : "no labels, so no loss";
+        print(fmt::format("{} tokens in {} sequences, {}; {} (experts' names: {})", summary.tokens,
+                          summary.sequences, loss, output_, summary.layout));
         return 0;
     }
 
@@ -69,6 +76,16 @@ class ForwardCommand : public Command {
         std::string list;
         for (const std::string& choice : choices) list += (list.empty() ? "" : ", ") + choice;
         throw Error(fmt::format("{} {} is not one of {}", option, value, list));
+    }
+
+    // The checkpoint's folder in place of the model's in it is an easy mistake.
+    void check_model_folder() const {
+        const std::filesystem::path folder = model_;
+        if (!std::filesystem::exists(folder / "config.json") &&
+            std::filesystem::exists(folder / "model" / "config.json")) {
+            throw Error(fmt::format("--model {} is a checkpoint; its model is {}", model_,
+                                    (folder / "model").string()));
+        }
     }
 
     void take_overrides() {

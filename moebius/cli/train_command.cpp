@@ -53,8 +53,14 @@ class TerminalSink : public train::Sink {
         std::string line = fmt::format("step {}  held-out loss {:.4f} (perplexity {:.3f}, {} bases)", v.step,
                                        v.loss, std::exp(v.loss), v.labels);
         if (v.order1 > 0) {
-            line += fmt::format("\n  count models of the same training bases: order 1 {:.4f}, order 3 {:.4f}",
-                                v.order1, v.order3);
+            line +=
+                fmt::format("\n  count models of the same training bases: order 1: {:.4f}, order 3: {:.4f}",
+                            v.order1, v.order3);
+            if (!(v.loss < v.order1)) {
+                line +=
+                    "\n  not below order 1: next to nothing is learnt so far; it may need more steps or more "
+                    "data";
+            }
         }
         put(line);
     }
@@ -97,9 +103,13 @@ class TrainCommand : public Command {
         const int64_t steps = result.last_step - result.first_step;
         const std::string where =
             result.checkpoint.empty() ? "no checkpoint" : "checkpoint " + result.checkpoint;
-        print(fmt::format("{} after {} steps in {}; {}", result.stopped ? "stopped" : "done", steps,
-                          duration(result.seconds), where));
-        if (result.stopped) print("the same command goes on from here");
+        print(fmt::format("{} after {} step{} in {}; {}", result.stopped ? "stopped" : "done", steps,
+                          steps == 1 ? "" : "s", duration(result.seconds), where));
+        if (result.stopped) {
+            print("the same command goes on from here");
+        } else if (!result.checkpoint.empty()) {
+            print(fmt::format("Hugging Face opens it: from_pretrained(\"{}/model\")", result.checkpoint));
+        }
         return 0;
     }
 

@@ -52,6 +52,10 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     const std::vector<std::string> positions = found->rank_texts();
     run.point.position = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
     run.changed = changed_settings(saved.config_yaml, config::to_yaml(config_));
+    if (run.point.num_train_steps != saved.num_train_steps) {
+        run.changed.push_back(fmt::format("num_train_steps: {} -> {}, over which the learning rate falls",
+                                          saved.num_train_steps, run.point.num_train_steps));
+    }
     return run;
 }
 
