@@ -94,15 +94,16 @@ class TensorParser {
         return {begin, end};
     }
 
-    // Shape::numel aborts on overflow; a hostile header must not.
+    // Shape::numel aborts on overflow; a hostile header must not, be it of a tensor without elements.
     int64_t bytes_needed(const TensorInfo& info) const {
         int64_t bytes = bytes_per_element(info.type);
-        for (int axis = 0; axis < info.shape.rank(); ++axis)
-            if (info.shape[axis] == 0) return 0;
-        for (int axis = 0; axis < info.shape.rank(); ++axis)
-            if (__builtin_mul_overflow(bytes, info.shape[axis], &bytes))
+        bool empty = false;
+        for (int axis = 0; axis < info.shape.rank(); ++axis) {
+            empty = empty || info.shape[axis] == 0;
+            if (__builtin_mul_overflow(bytes, std::max<int64_t>(1, info.shape[axis]), &bytes))
                 fail(fmt::format("shape {} is larger than any file", info.shape.str()));
-        return bytes;
+        }
+        return empty ? 0 : bytes;
     }
 
     std::string where_;

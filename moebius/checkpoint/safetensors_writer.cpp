@@ -106,6 +106,12 @@ void write_safetensors(FileSystem& files, const Path& path, const std::vector<Na
     std::vector<PlannedTensor> plan;
     for (const NamedView* tensor : order)
         plan.push_back({tensor->name, tensor->view.dtype, tensor->view.shape});
+    // The rename would put a file in the place of a device such as /dev/null, too.
+    const FileKind there = files.kind(path);
+    if (there != FileKind::Absent && there != FileKind::Regular)
+        throw Error(
+            fmt::format("cannot write {}: there is {}", path.string(),
+                        there == FileKind::Directory ? "a folder" : "something that is no regular file"));
     const Path partial = path.string() + ".partial";
     if (files.kind(partial) == FileKind::Regular) files.remove_file(partial);
     try {

@@ -7,6 +7,7 @@
 #include "moebius/cli/command.h"
 #include "moebius/cli/terminal.h"
 #include "moebius/eval/forward.h"
+#include "moebius/train/budget.h"
 #include "moebius/train/machine.h"
 #include "moebius/train/resolve.h"
 
@@ -50,13 +51,15 @@ class ForwardCommand : public Command {
         train::Machine machine(config_.device, threads_ > 0 ? threads_ : train::available_cpus());
         train::check_device(config_, machine.device());
         if (machine.on_gpu()) print(machine.line());
-        const eval::ForwardSummary summary = eval::forward({.model = model_,
-                                                            .input = input_,
-                                                            .output = output_,
-                                                            .gradients = gradients_,
-                                                            .dtype = train::dtype_from(config_.dtype),
-                                                            .model_options = train::model_options(config_)},
-                                                           machine.exec(&config_.kernels));
+        const eval::ForwardSummary summary =
+            eval::forward({.model = model_,
+                           .input = input_,
+                           .output = output_,
+                           .gradients = gradients_,
+                           .dtype = train::dtype_from(config_.dtype),
+                           .model_options = train::model_options(config_),
+                           .free_bytes = train::available_memory(machine.device())},
+                          machine.exec(&config_.kernels));
         const std::string loss = summary.labels > 0
                                      ? fmt::format("{} labels, loss {:.6f}", summary.labels, summary.loss)
                                      : "no labels, so no loss";

@@ -88,6 +88,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     using namespace moebius;
+    cli::keep_standard_streams();
     try {
         return cli::run(argc, argv);
     } catch (const Error& error) {

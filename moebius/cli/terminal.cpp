@@ -1,5 +1,6 @@
 #include "moebius/cli/terminal.h"
 
+#include <fcntl.h>
 #include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -57,10 +58,18 @@ bool output_is_terminal() {
     return isatty(STDOUT_FILENO) == 1;
 }
 
-size_t output_columns() {
+int output_columns() {
     winsize size{};
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
-    return size.ws_col;
+    constexpr int kUsual = 80;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsual;
+}
+
+void keep_standard_streams() {
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;
+        // The lowest free number is this one. Against its direction: reading or writing it is an error.
+        [[maybe_unused]] const int fd = open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    }
 }
 
 void print_error(const std::string& text) {

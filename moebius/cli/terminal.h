@@ -15,7 +15,11 @@ bool output_closed();
 std::string output_failure();  // the system's reason
 bool output_reader_left();     // the reason is EPIPE, as with `| head`
 bool output_is_terminal();
-size_t output_columns();  // of the terminal; 80 where it does not say
+int output_columns();  // of the terminal, now; 80 where it does not say
+
+// Opens what the caller closed of standard input, output and error, so that no file gets their numbers and
+// with them what is printed; a use of theirs still fails.
+void keep_standard_streams();
 void print_error(const std::string& text);
 
 // SIGINT and SIGTERM set the flag once; a second one ends the process at once. SIGPIPE and SIGXFSZ are

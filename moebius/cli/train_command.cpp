@@ -1,7 +1,7 @@
 // moebius train: from a configuration to a trained model, with a progress line.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "moebius/base/error.h"
@@ -13,26 +13,27 @@ namespace moebius::cli {
 namespace {
 
 std::string duration(double seconds) {
-    const auto total = static_cast<int64_t>(seconds + 0.5);
+    constexpr double kLongest = 1e15;  // what is beyond fits no whole number
+    const auto total = static_cast<int64_t>(std::min(seconds, kLongest) + 0.5);
     if (total >= 3600) return fmt::format("{}h{:02}m", total / 3600, total / 60 % 60);
     return fmt::format("{}m{:02}s", total / 60, total % 60);
 }
 
-// At most `width` characters; what is missed least goes first.
-std::string progress_line(const train::Progress& p, size_t width) {
-    std::vector<std::string> parts{
-        fmt::format("step {:>{}}/{}", p.step, std::to_string(p.total_steps).size(), p.total_steps),
-        fmt::format("loss {:.4f}", p.loss),
-        fmt::format("lr {:.2e}", p.learning_rate),
-        fmt::format("|g| {:.2f}", p.grad_norm),
-        fmt::format("{:>7.0f} tok/s", p.tokens_per_second),
-        duration(p.seconds_left) + " left"};
-    const auto line = [&] { return fmt::format("{}", fmt::join(parts, "  ")); };
-    for (const char* name : {"lr", "|g|"}) {
-        if (line().size() <= width) break;
-        std::erase_if(parts, [&](const std::string& part) { return part.starts_with(name); });
+struct LinePart {
+    std::string text;
+    int rank;  // the highest goes first where the line is too long
+};
+
+// The parts side by side, as many as fit: a line that wraps can't be written over.
+std::string fitting_line(std::vector<LinePart> parts, size_t columns) {
+    for (;;) {
+        std::string line;
+        for (const LinePart& part : parts) line += (line.empty() ? "" : "  ") + part.text;
+        if (line.size() <= columns) return line;
+        if (parts.size() <= 1) return line.substr(0, columns);
+        parts.erase(std::max_element(parts.begin(), parts.end(),
+                                     [](const LinePart& a, const LinePart& b) { return a.rank < b.rank; }));
     }
-    return line().substr(0, width);
 }
 
 // On a terminal one line that is written over; elsewhere a plain line a metrics window.
@@ -40,12 +41,20 @@ class TerminalSink : public train::Sink {
   public:
     void note(const std::string& line) override { put(line); }
     void progress(const train::Progress& p) override {
+        if (!terminal_ && !p.window_end) return;
+        const std::vector<LinePart> parts = {
+            {fmt::format("step {:>{}}/{}", p.step, std::to_string(p.total_steps).size(), p.total_steps), 0},
+            {fmt::format("loss {:.4f}", p.loss), 1},
+            {fmt::format("lr {:.2e}", p.learning_rate), 5},
+            {fmt::format("|g| {:.2f}", p.grad_norm), 4},
+            {fmt::format("{:>7.0f} tok/s", p.tokens_per_second), 3},
+            {duration(p.seconds_left) + " left", 2}};
         if (!terminal_) {
-            if (p.window_end) print(progress_line(p, std::string::npos));
+            print(fitting_line(parts, std::string::npos));
             return;
         }
-        // The last column stays free: a full line would go on in the next one, where it is not written over.
-        print_raw("\r" + progress_line(p, output_columns() - 1) + "\033[K");
+        // One column less: the cursor behind the last one would already be in the next line.
+        print_raw("\r" + fitting_line(parts, static_cast<size_t>(output_columns()) - 1) + "\033[K");
         open_ = true;
         if (p.window_end) put("");
     }

@@ -59,6 +59,9 @@ class ValueReader {
         }
         if (tree.kind != Tree::Kind::Scalar) fail(key_, tree, "text" + or_null());
         if (tree.text.empty()) fail(key_, tree, "text that is not empty" + or_null());
+        if (!is_utf8(tree.text)) {
+            fail(key_, tree, "UTF-8 text (a file with another name can be renamed or linked to)");
+        }
         if (tree.text.find("${") != std::string::npos) {
             fail(key_, tree, "written out: ${…} is not replaced");
         }

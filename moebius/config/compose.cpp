@@ -107,7 +107,14 @@ std::vector<Entry> read_defaults(const Tree* defaults) {
 class Composer {
   public:
     Composer(const LoadOptions& options, std::vector<fs::path>& files) : files_(files) {
-        if (!options.config_path.empty()) roots_.push_back(options.config_path);
+        if (!options.config_path.empty()) {
+            // A mistyped one must not end with a shipped configuration of the same name.
+            std::error_code error;
+            if (!fs::is_directory(options.config_path, error)) {
+                throw Error(fmt::format("--config-path {}: no such directory", options.config_path.string()));
+            }
+            roots_.push_back(options.config_path);
+        }
         roots_.insert(roots_.end(), options.search_dirs.begin(), options.search_dirs.end());
     }
 

@@ -2,6 +2,9 @@
 // or the registries is checked by train/.
 #include <fmt/format.h>
 
+#include <cmath>
+#include <utility>
+
 #include "moebius/base/error.h"
 #include "moebius/config/apply.h"
 #include "moebius/config/scalar.h"
@@ -130,6 +133,34 @@ class Contradictions {
         }
     }
 
+    // Computed with in fp32, where a tiny number is 0 and 0.9999999999 is 1.
+    void check_single_precision() const {
+        const auto& a = config_.adamw_kwargs;
+        for (size_t i = 0; i < a.betas.size(); ++i) {
+            if (static_cast<float>(a.betas[i]) >= 1.0f) {
+                fail(fmt::format("adamw_kwargs.betas[{}] = {} must be below 1 in fp32 too, where it is 1", i,
+                                 double_text(a.betas[i])),
+                     {"adamw_kwargs.betas"});
+            }
+        }
+        if (static_cast<float>(a.eps) <= 0.0f) {
+            fail(fmt::format("adamw_kwargs.eps = {} must be above 0 in fp32 too, where it is 0",
+                             double_text(a.eps)),
+                 {"adamw_kwargs.eps"});
+        }
+        for (const auto& [key, value] : {std::pair("adamw_kwargs.lr", a.lr),
+                                         {"adamw_kwargs.eps", a.eps},
+                                         {"adamw_kwargs.weight_decay", a.weight_decay},
+                                         {"clip_grad_norm", config_.clip_grad_norm},
+                                         {"router.bias_update_rate", config_.router.bias_update_rate},
+                                         {"router.z_loss_coeff", config_.router.z_loss_coeff}}) {
+            if (std::isinf(static_cast<float>(value))) {
+                fail(fmt::format("{} = {} must be a number that fp32 can hold", key, double_text(value)),
+                     {key});
+            }
+        }
+    }
+
   private:
     [[noreturn]] void fail(const std::string& sentence, const std::vector<std::string>& keys) const {
         std::vector<std::string> places;
@@ -152,6 +183,7 @@ void check_contradictions(const Loaded& loaded) {
     contradictions.check_steps();
     contradictions.check_router();
     contradictions.check_weights();
+    contradictions.check_single_precision();
 }
 
 }  // namespace moebius::config

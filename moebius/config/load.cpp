@@ -9,6 +9,7 @@
 #include "moebius/config/compose.h"
 #include "moebius/config/fields.h"
 #include "moebius/config/model_keys.h"
+#include "moebius/config/scalar.h"
 #include "moebius/config/tree.h"
 
 namespace moebius::config {
@@ -101,6 +102,9 @@ std::vector<std::string> not_honoured(const TrainConfig& config) {
 Loaded load(const LoadOptions& options) {
     Loaded loaded;
     loaded.name = config_name(options);
+    if (!is_utf8(loaded.name)) {
+        throw Error(fmt::format("{}: the name of a configuration must be UTF-8 text", loaded.name));
+    }
     Tree root = compose(options, loaded.files);
     for (const std::string& text : options.overrides) apply_override(root, text);
     const Applied applied = apply_tree(root, options.choices, loaded.config);

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include "moebius/config/model_keys.h"
 #include "moebius/config/nearest.h"
 #include "moebius/config/scalar.h"
+#include "moebius/config/text_file.h"
 
 namespace fs = std::filesystem;
 
@@ -20,7 +19,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uintmax_t kLargestFile = 16 << 20;
+constexpr int kDeepest = 32;
+constexpr size_t kLargestFile = 16 << 20;
 
 const Json* find(const Json& root, std::string_view key) {
     const Json* at = &root;
@@ -57,7 +57,9 @@ size_t line_at(std::string_view text, size_t byte) {
 // Parses and refuses duplicate keys, of which JSON readers keep the one or the other in silence.
 Json parse_document(std::string_view text, const std::string& origin) {
     std::vector<std::vector<std::string>> seen;
-    const auto on_event = [&](int, Json::parse_event_t event, Json& parsed) {
+    const auto on_event = [&](int depth, Json::parse_event_t event, Json& parsed) {
+        // Deeper ones would take the stack where they are copied and written.
+        if (depth > kDeepest) throw Error(fmt::format("{}: nested more than {} deep", origin, kDeepest));
         if (event == Json::parse_event_t::object_start) seen.emplace_back();
         if (event == Json::parse_event_t::object_end) seen.pop_back();
         if (event == Json::parse_event_t::key) {
@@ -77,19 +79,6 @@ Json parse_document(std::string_view text, const std::string& origin) {
     } catch (const Json::exception& error) {
         throw Error(fmt::format("{}: not valid JSON: {}", origin, error.what()));
     }
-}
-
-std::string read_text(const fs::path& file) {
-    std::error_code error;
-    const uintmax_t size = fs::file_size(file, error);
-    if (!error && size > kLargestFile) {
-        throw Error(fmt::format("{} has {} bytes: too large to be a config.json", file.string(), size));
-    }
-    std::ifstream in(file, std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(in), {}};
-    if (!in.is_open() || in.bad())
-        throw Error(fmt::format("{}: cannot read the model configuration", file.string()));
-    return text;
 }
 
 fs::path locate(const std::string& name_or_path, const std::vector<fs::path>& config_dirs) {
@@ -137,7 +126,9 @@ const Json& typed(const Json& root, std::string_view key, const std::string& ori
 }
 
 bool is_int(const Json& value) {
-    return value.is_number_integer();
+    // Not 18446744073709551615, which would be read as -1.
+    return value.is_number_integer() &&
+           !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX});
 }
 bool is_number(const Json& value) {
     return value.is_number();
@@ -173,7 +164,7 @@ ModelConfig& ModelConfig::operator=(ModelConfig other) noexcept {
 ModelConfig ModelConfig::load(const std::string& name_or_path, const std::vector<fs::path>& config_dirs,
                               const Literals& overrides) {
     const fs::path file = locate(name_or_path, config_dirs);
-    ModelConfig config = parse(read_text(file), file.string());
+    ModelConfig config = parse(read_text_file(file, kLargestFile, "a config.json"), file.string());
     config.apply(overrides);
     return config;
 }

@@ -35,8 +35,10 @@ int64_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::optional<std::string> nearest(std::string_view name, const std::vector<std::string>& candidates) {
-    int64_t best = std::max<int64_t>(1, static_cast<int64_t>(name.size()) / 3) + 1;
     std::optional<std::string> found;
+    constexpr size_t kLongest = 256;  // what is longer is no key, and would take its square in time
+    if (name.size() > kLongest) return found;
+    int64_t best = std::max<int64_t>(1, static_cast<int64_t>(name.size()) / 3) + 1;
     for (const std::string& candidate : candidates) {
         const int64_t distance = edit_distance(name, candidate);
         // A name that shares no letter with the candidate is no typing mistake, however short both are.

@@ -10,7 +10,7 @@
 namespace moebius::config {
 namespace {
 
-constexpr int kDeepest = 32;
+constexpr size_t kDeepest = 32;
 
 // One value: quoted text, [list], {map}, or raw text up to the end of the enclosing bracket's item.
 class ValueParser {
@@ -29,7 +29,7 @@ class ValueParser {
     }
 
   private:
-    Tree item(int depth) {
+    Tree item(size_t depth) {
         if (depth > kDeepest) fail("nested too deep");
         Tree tree;
         const char first = at_ < text_.size() ? text_[at_] : '\0';
@@ -50,7 +50,7 @@ class ValueParser {
         return tree;
     }
 
-    Tree list(int depth) {
+    Tree list(size_t depth) {
         Tree tree;
         tree.kind = Tree::Kind::Sequence;
         ++at_;
@@ -62,7 +62,7 @@ class ValueParser {
         return tree;
     }
 
-    Tree map(int depth) {
+    Tree map(size_t depth) {
         Tree tree;
         tree.kind = Tree::Kind::Map;
         ++at_;
@@ -126,6 +126,10 @@ class ValueParser {
 
 std::vector<std::string> split_key(const std::string& key, const std::string& text) {
     std::vector<std::string> parts = parts_of(key);
+    if (parts.size() > kDeepest) {
+        throw Error(fmt::format("override {}…: a key of {} parts is none; keys have at most {}",
+                                text.substr(0, 80), parts.size(), kDeepest));
+    }
     for (const std::string& part : parts) {
         if (part.empty() || part.find_first_of(" \t@[]{}") != std::string::npos) {
             throw Error(fmt::format("override {}: '{}' is not a key; write key.sub=value", text, key));

@@ -73,6 +73,23 @@ std::optional<double> to_double(const std::string& text) {
     return value;
 }
 
+bool is_utf8(std::string_view text) {
+    for (size_t at = 0; at < text.size();) {
+        const auto first = static_cast<unsigned char>(text[at++]);
+        if (first < 0x80) continue;
+        const int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
+        if (first < 0xC2 || first > 0xF4) return false;  // a byte from within, an overlong one, too large
+        uint32_t code = first & (0x3Fu >> more);
+        for (int i = 0; i < more; ++i) {
+            if (at == text.size() || (static_cast<unsigned char>(text[at]) & 0xC0) != 0x80) return false;
+            code = code << 6 | (static_cast<unsigned char>(text[at++]) & 0x3Fu);
+        }
+        const bool overlong = (more == 2 && code < 0x800) || (more == 3 && code < 0x10000);
+        if (overlong || (code >= 0xD800 && code < 0xE000) || code > 0x10FFFF) return false;
+    }
+    return true;
+}
+
 std::string double_text(double value) {
     std::string text = fmt::format("{}", value);
     if (text.find_first_of(".en") == std::string::npos) text += ".0";

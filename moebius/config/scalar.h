@@ -16,6 +16,7 @@ Looks looks_like(const std::string& text);
 
 std::optional<int64_t> to_int(const std::string& text);    // decimal; nothing if it isn't one or doesn't fit
 std::optional<double> to_double(const std::string& text);  // finite decimal; integers too
+bool is_utf8(std::string_view text);
 std::string double_text(double value);  // shortest that reads back the same, always with . or e
 // As a YAML scalar: plain where no reader could take it for anything but this text, otherwise in double
 // quotes.

@@ -1,6 +1,7 @@
 #include "moebius/config/schema.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "moebius/config/fields.h"
 
@@ -146,11 +147,11 @@ static void batch_fields(Visitor& v, Dataset& s) {
     v.field({.key = "num_workers",
              .value = &s.num_workers,
              .help = "Threads that make batches ahead; 0: made when they are asked for",
-             .range = {.at_least = 0}});
+             .range = {.at_least = 0, .at_most = 1024}});
     v.field({.key = "prefetch_factor",
              .value = &s.prefetch_factor,
              .help = "Batches a worker prepares ahead",
-             .range = {.at_least = 1}});
+             .range = {.at_least = 1, .at_most = INT32_MAX}});
 }
 
 void fields(Visitor& v, Dataset& s) {

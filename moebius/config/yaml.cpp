@@ -4,11 +4,10 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 
 #include "moebius/base/error.h"
+#include "moebius/config/text_file.h"
 #include "moebius/config/tree.h"
 
 namespace moebius::config {
@@ -16,7 +15,7 @@ namespace {
 
 constexpr int kDeepest = 32;
 constexpr int kMostNodes = 20000;  // aliases can multiply a small file without end
-constexpr uintmax_t kLargestFile = 1 << 20;
+constexpr size_t kLargestFile = 1 << 20;
 
 struct Converter {
     const std::string& shown;
@@ -93,14 +92,7 @@ std::string read_text(const std::filesystem::path& file) {
     }
     if (!std::filesystem::exists(file, error))
         throw Error(fmt::format("{}: no such configuration file", shown));
-    const uintmax_t size = std::filesystem::file_size(file, error);
-    if (!error && size > kLargestFile) {
-        throw Error(fmt::format("{} has {} bytes: too large to be a configuration file", shown, size));
-    }
-    std::ifstream in(file, std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(in), {}};
-    if (!in.is_open() || in.bad()) throw Error(fmt::format("{}: cannot read the configuration file", shown));
-    return text;
+    return read_text_file(file, kLargestFile, "a configuration file");
 }
 
 // "# @package NAME" in the comments before the first key, as in Hydra.

@@ -58,7 +58,9 @@ BgzfReader::BgzfReader(const std::string& path) : path_(path), handle_(std::make
         throw Error(fmt::format("cannot read {}: {} (dataset.path)", path, std::strerror(errno)));
     // A bgzip file that lost whole blocks reads as a shorter, perfect one: only its end marker tells.
     if (compression() == Compression::Bgzip && bgzf_check_EOF(handle_->file) == 0)
-        throw Error(fmt::format("{}: the bgzip end marker is missing: the file is truncated", path));
+        throw Error(fmt::format(
+            "{}: the bgzip end marker is missing: the file is truncated, or something follows the marker",
+            path));
 }
 
 BgzfReader::~BgzfReader() = default;

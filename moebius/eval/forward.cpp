@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "moebius/base/checked.h"
 #include "moebius/base/error.h"
 #include "moebius/base/log.h"
 #include "moebius/checkpoint/safetensors.h"
@@ -170,14 +171,42 @@ void add_gradients(const models::Model& model, int64_t labels, Results& results)
     }
 }
 
+// The results take the place of what is there: not of what they are made from.
+void check_output(const ForwardOptions& o) {
+    if (o.output.empty()) throw Error("--output is empty; it must name the file to write");
+    std::error_code error;
+    const auto same = [&](const std::filesystem::path& path) {
+        return std::filesystem::equivalent(o.output, path, error);
+    };
+    const std::string name = o.output.filename().string();
+    const bool weights = name.starts_with("model") || name == "config.json";
+    if (same(o.input) || same(o.model) || (weights && same(o.model / name))) {
+        throw Error(fmt::format("--output {} would be written over {}", o.output.string(),
+                                same(o.input) ? "the input" : "a file of the model"));
+    }
+}
+
+void check_memory(const ForwardOptions& o, int64_t numel) {
+    const int64_t each = bits(o.dtype) / 8 + (o.gradients ? 4 : 0);
+    const int64_t needed = checked_mul(numel, each);
+    if (needed <= o.free_bytes) return;
+    constexpr double kGiB = 1 << 30;
+    throw Error(fmt::format("{}: {} parameters need {:.2f} GiB in {}{}, {:.2f} GiB are free",
+                            o.model.string(), numel, static_cast<double>(needed) / kGiB, name(o.dtype),
+                            o.gradients ? " with their gradients" : "",
+                            static_cast<double>(o.free_bytes) / kGiB));
+}
+
 }  // namespace
 
 ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
+    check_output(o);
     models::Model model(config::ModelConfig::load(o.model.string(), {}), o.model_options);
     Input in = read_input(o, model.options());
     if (o.gradients && in.labels == 0) {
         throw Error(fmt::format("{}: --gradients needs labels that are not all -100", o.input.string()));
     }
+    check_memory(o, model.parameters().numel());
     model.place({.dtype = o.dtype, .train = o.gradients, .gradients_only = true}, exec);
     ForwardSummary summary;
     const checkpoint::ImportReport report = model.load(o.model, exec);

@@ -2,6 +2,7 @@
 // by.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -19,6 +20,7 @@ struct ForwardOptions {
     DType dtype = DType::F32;  // of weights and activations; results are written as f32
     models::ModelOptions model_options;
     nn::FusionMode fusion = nn::FusionMode::Auto;
+    int64_t free_bytes = INT64_MAX;  // of the device: more parameters than fit are refused, not tried
 };
 
 struct ForwardSummary {

@@ -22,6 +22,15 @@ int64_t positive(const ModelConfig& c, const char* key) {
     return value;
 }
 
+// A number that is computed with in fp32, from 0 up.
+double number(const ModelConfig& c, const char* key, double fallback) {
+    const double value = c.get_double(key, fallback);
+    if (!(value >= 0) || std::isinf(static_cast<float>(value))) {
+        refuse(c, fmt::format("{} = {} must be at least 0 and a number that fp32 can hold", key, value));
+    }
+    return value;
+}
+
 // Keys that change the mathematics in a way that is not built: any value but the plain one is refused.
 void refuse_unsupported(const ModelConfig& c) {
     const std::string act = c.get_string("hidden_act", "silu");
@@ -63,9 +72,9 @@ nn::AttentionOptions attention_options(const ModelConfig& c) {
     if (a.head_dim % 2 != 0) refuse(c, fmt::format("head_dim = {} must be even", a.head_dim));
     a.window = c.get_int("sliding_window", 0);
     if (a.window < 0) refuse(c, fmt::format("sliding_window = {} must be positive or null", a.window));
-    const double theta = c.get_double("rope_parameters.rope_theta", c.get_double("rope_theta", 1e6));
-    if (!(theta > 0)) refuse(c, fmt::format("rope_theta = {} must be positive", theta));
+    const double theta = number(c, "rope_parameters.rope_theta", number(c, "rope_theta", 1e6));
     a.rope_theta = static_cast<float>(theta);
+    if (!(a.rope_theta > 0)) refuse(c, fmt::format("rope_theta = {} must be positive (in fp32)", theta));
     return a;
 }
 
@@ -95,9 +104,9 @@ ops::RouterOptions router_options(const ModelConfig& c, const ModelOptions& o, i
 // it.
 nn::AuxLossOptions aux_options(const ModelConfig& c, const ModelOptions& o) {
     nn::AuxLossOptions aux;
-    const double replacing = c.get_double("moe_aux_loss_coeff", 0.0);
+    const double replacing = number(c, "moe_aux_loss_coeff", 0.0);
     const double hugging_face =
-        c.get_bool("output_router_logits", false) ? c.get_double("router_aux_loss_coef", 0.001) : 0.0;
+        c.get_bool("output_router_logits", false) ? number(c, "router_aux_loss_coef", 0.001) : 0.0;
     aux.coeff = static_cast<float>(replacing > 0 ? replacing : hugging_face);
     aux.definition = replacing > 0 ? ops::AuxLossDefinition::Switch : ops::AuxLossDefinition::HuggingFace;
     if (o.aux_loss_definition == "switch") aux.definition = ops::AuxLossDefinition::Switch;
@@ -110,13 +119,13 @@ nn::AuxLossOptions aux_options(const ModelConfig& c, const ModelOptions& o) {
 void check_size(const ModelConfig& c, const nn::DecoderOptions& d) {
     constexpr double kMostParameters = 1e15;
     constexpr int64_t kMostLayers = 10'000, kMostExperts = 100'000;
-    const auto number = [](int64_t n) { return static_cast<double>(n); };
+    const auto real = [](int64_t n) { return static_cast<double>(n); };
     const nn::AttentionOptions& a = d.layer.attention;
     const nn::GroupedMlpOptions& e = d.layer.moe.experts;
-    const double hidden = number(a.hidden);
-    const double layer = 2 * (number(a.heads) + number(a.kv_heads)) * number(a.head_dim) * hidden +
-                         (3 * number(e.intermediate) + 1) * number(e.experts) * hidden;
-    const double all = number(d.layers) * layer + 2 * number(d.vocab) * hidden;
+    const double hidden = real(a.hidden);
+    const double layer = 2 * (real(a.heads) + real(a.kv_heads)) * real(a.head_dim) * hidden +
+                         (3 * real(e.intermediate) + 1) * real(e.experts) * hidden;
+    const double all = real(d.layers) * layer + 2 * real(d.vocab) * hidden;
     if (all <= kMostParameters && d.layers <= kMostLayers && e.experts <= kMostExperts) return;
     refuse(c,
            fmt::format("a model of {:.3g} parameters is too large (at most {:.0e} parameters, {} layers, {} "
@@ -139,7 +148,7 @@ nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) 
     if (d.padding_idx >= d.vocab) {
         refuse(c, fmt::format("pad_token_id = {} must be below vocab_size = {}", d.padding_idx, d.vocab));
     }
-    const double std = c.get_double("initializer_range", 0.02);
+    const double std = number(c, "initializer_range", 0.02);
     const double out_std =
         o.megatron_scaled_init ? std / std::sqrt(2.0 * static_cast<double>(d.layers)) : std;
     d.embedding_init_std = o.spike_no_more_embedding_init ? 1.0 : std;
@@ -148,7 +157,7 @@ nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) 
     d.aux = aux_options(c, o);
 
     nn::LayerOptions& layer = d.layer;
-    layer.norm_eps = static_cast<float>(c.get_double("rms_norm_eps", 1e-5));
+    layer.norm_eps = static_cast<float>(number(c, "rms_norm_eps", 1e-5));
     layer.recompute = o.recompute;
     layer.attention = attention_options(c);
     layer.attention.init_std = std;

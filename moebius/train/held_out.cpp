@@ -1,9 +1,6 @@
 #include "moebius/train/held_out.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
 
 #include "moebius/data/count_model.h"
 #include "moebius/eval/evaluator.h"
@@ -33,17 +30,6 @@ std::optional<ValidationReport> HeldOut::measure(models::Model& model, nn::Run r
         report.order3 = compare(3);
     }
     return report;
-}
-
-std::string to_json(const ValidationReport& report) {
-    std::string line =
-        fmt::format(R"({{"step":{},"val_loss":{:.9g},"val_perplexity":{:.9g},"val_labels":{},"final":{})",
-                    report.step, report.loss, std::exp(report.loss), report.labels, report.final);
-    if (report.order1 > 0) {
-        line += fmt::format(R"(,"count_model_order1":{:.9g},"count_model_order3":{:.9g})", report.order1,
-                            report.order3);
-    }
-    return line + "}";
 }
 
 }  // namespace moebius::train

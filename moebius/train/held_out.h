@@ -24,7 +24,4 @@ class HeldOut {
     const config::TrainConfig& config_;
 };
 
-// A line of metrics.jsonl.
-std::string to_json(const ValidationReport& report);
-
 }  // namespace moebius::train

@@ -18,12 +18,20 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string kept_lines(const std::filesystem::path& path, int64_t keep_through) {
-    std::ifstream in(path);
     std::string kept;
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error)) return kept;  // a pipe would be waited for
+    errno = 0;
+    std::ifstream in(path);
+    // Replaced by a file without them, its lines would be lost.
+    if (!in.is_open()) throw Error(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
     for (std::string line; std::getline(in, line);) {
         // A line cut short by a crash has no step and goes too.
         const Json object = Json::parse(line, nullptr, false);
-        if (object.is_object() && object.value("step", INT64_MAX) <= keep_through) kept += line + "\n";
+        const auto step = object.is_object() ? object.find("step") : object.end();
+        if (step != object.end() && step->is_number_integer() && step->get<int64_t>() <= keep_through) {
+            kept += line + "\n";
+        }
     }
     return kept;
 }
@@ -111,6 +119,20 @@ std::string metrics_json(const MetricsLine& line) {
         layers.push_back(std::move(layer));
     }
     json["expert_load"] = std::move(layers);
+    return json.dump();
+}
+
+std::string validation_json(const ValidationReport& report) {
+    // What is not finite becomes null: the perplexity of a loss of 710 is not.
+    Json json{{"step", report.step},
+              {"val_loss", report.loss},
+              {"val_perplexity", std::exp(report.loss)},
+              {"val_labels", report.labels},
+              {"final", report.final}};
+    if (report.order1 > 0) {
+        json["count_model_order1"] = report.order1;
+        json["count_model_order3"] = report.order3;
+    }
     return json.dump();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "moebius/runtime/pool.h"
+#include "moebius/train/sink.h"
 #include "moebius/train/step.h"
 
 namespace moebius::train {
@@ -52,6 +53,8 @@ struct MetricsLine {
     double data_wait_seconds = 0;  // of the window
 };
 std::string metrics_json(const MetricsLine& line);
+
+std::string validation_json(const ValidationReport& report);
 
 // metrics.jsonl: one object a line. Lines of steps after `keep_through` (of a run that went on behind its
 // last checkpoint) are dropped when it is opened.

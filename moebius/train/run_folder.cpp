@@ -79,7 +79,7 @@ std::string run_json(const RunRecord& record) {
                 {"num_train_steps", record.num_train_steps},
                 {"resumed_from_step", record.resumed_from_step},
                 {"inputs", inputs}}
-               .dump(2) +
+               .dump(2, ' ', false, Json::error_handler_t::replace) +  // names of files are bytes
            "\n";
 }
 
@@ -158,6 +158,8 @@ std::filesystem::path set_aside(const std::filesystem::path& folder) {
                             "false; another logger.run_dir needs none of this)",
                             folder.string(), aside.string(), error.message()));
         }
+        // Where a link led there, it leads somewhere again.
+        std::filesystem::create_directory(plain, error);
         return aside;
     }
 }

@@ -294,7 +294,9 @@ void Trainer::loop() {
     result_.complete = update_ == num_steps_;
     result_.stopped = !result_.complete;
     const auto save_last = [&] {
-        if (result_.stopped || c_.checkpoint.save_final_model) save(true);
+        const bool due =
+            result_.last_step > result_.first_step && update_ % c_.checkpoint.save_every_n_steps == 0;
+        if (result_.stopped || due || c_.checkpoint.save_final_model) save(true);
     };
     // The checkpoint comes last: a run that ends in between is not taken for complete, and its validation is
     // made up for.
@@ -415,7 +417,7 @@ void Trainer::validate(bool final) {
         return;
     }
     result_.validation_loss = report->loss;
-    metrics_->append(to_json(*report));
+    metrics_->append(validation_json(*report));
     options_.sink->validation(*report);
 }
 

@@ -205,6 +205,7 @@ TEST(Safetensors, EveryMalformedHeaderIsAnErrorThatNamesTheFile) {
         {"{" ENTRY("a", "F32", "[18446744073709551615]", "[0,4]") "}", 4,
          "tensor a: shape has 18446744073709551615"},
         {"{" ENTRY("a", "F32", "[9223372036854775807,3]", "[0,4]") "}", 4, "larger than any file"},
+        {"{" ENTRY("a", "F32", "[4611686018427387904,4,0]", "[0,0]") "}", 0, "larger than any file"},
         {"{" ENTRY("a", "F32", "[2]", "[0,4]") "}", 4,
          "tensor a: F32 (2) takes 8 bytes, data_offsets [0, 4] give 4"},
         {"{" ENTRY("a", "F32", "[1]", "[0]") "}", 4, "tensor a: data_offsets is not a pair"},

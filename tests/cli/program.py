@@ -113,10 +113,15 @@ def integers(values, shape=None, dtype="I64"):
     return dtype, shape or [len(values)], data
 
 
+def no_constant(text):
+    """Python reads NaN and Infinity; JSON has neither."""
+    raise ValueError(f"{text} is not JSON")
+
+
 def metrics(run_dir):
     """metrics.jsonl of a run, as a list of objects; a line that is no JSON object is an error."""
     with open(pathlib.Path(run_dir) / "metrics.jsonl", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        return [json.loads(line, parse_constant=no_constant) for line in lines]
 
 
 class TestCase(unittest.TestCase):
@@ -149,6 +154,7 @@ class TestCase(unittest.TestCase):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=timeout,
             check=False,
             **options,

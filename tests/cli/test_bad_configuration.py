@@ -1,6 +1,7 @@
 """Keys and values that cannot be: an error names key, value and place; nothing is made."""
 
 import json
+import os
 import pathlib
 import resource
 import shutil
@@ -29,6 +30,11 @@ REFUSED = [
     ("dataset=3", ["dataset = 3", "map"]),
     ("dataset.path.name=3", ["dataset.path"]),
     ("dtype=fp16", ["dtype = fp16", "fp32, bf16"]),
+    ("adamw_kwargs.betas=[0.9,0.9999999999]", ["adamw_kwargs.betas[1] = 0.9999999999", "fp32"]),
+    ("adamw_kwargs.eps=1e-60", ["adamw_kwargs.eps = 1e-60", "fp32"]),
+    ("clip_grad_norm=1e39", ["clip_grad_norm = 1e+39", "fp32"]),
+    ("dataset.prefetch_factor=4294967297", ["dataset.prefetch_factor = 4294967297", "at most"]),
+    ("dataset.num_workers=4294967297", ["dataset.num_workers = 4294967297", "at most 1024"]),
     # Contradictions.
     ("dataset.token_micro_batch_size=64", ["dataset.token_micro_batch_size = 64", "use_sequence_packing"]),
     ("use_sequence_packing=true dataset.token_micro_batch_size=8", ["dataset.token_micro_batch_size = 8"]),
@@ -78,6 +84,9 @@ REFUSED = [
     (f"{K}.attention_dropout=0.1", ["attention_dropout = 0.1"]),
     (f"{K}.rope_parameters.rope_type=yarn", ["rope_type = yarn"]),
     (f"{K}.sliding_window=0", ["sliding_window = 0"]),
+    (f"{K}.rope_theta=1e-300", ["rope_theta = 1e-300", "fp32"]),
+    (f"{K}.rms_norm_eps=1e300", ["rms_norm_eps = 1e+300", "fp32"]),
+    (f"{K}.initializer_range=1e300", ["initializer_range = 1e+300", "fp32"]),
     # Sizes that overflow, or that no machine holds.
     (f"{K}.hidden_size=1000000000000", ["hidden_size = 1000000000000", "too large"]),
     (f"{K}.num_hidden_layers=100000000", ["num_hidden_layers = 100000000", "too large"]),
@@ -145,6 +154,15 @@ class BadConfigurationTest(program.TestCase):
         self.refused("config", "train", "--config-name", "L0_sanitty")
         self.refused("L0_sanity", "train", "--config-name", "L0_sanity", "--config", "x.yaml")
         self.refused("--nonsense", "train", "--nonsense")
+        for place in ("nowhere", self.fasta):
+            self.refused(
+                ["--config-path", str(place), "no such directory"],
+                "train",
+                "--config-path",
+                place,
+                *self.arguments[1:],
+            )
+        self.refused("unknown key", *self.arguments, "x" * 100000 + "=1", timeout=10)
 
     def test_a_file_of_ones_own_with_crlf(self):
         (self.folder / "mine.yaml").write_bytes(
@@ -154,6 +172,7 @@ class BadConfigurationTest(program.TestCase):
         self.assertRegex(out, r"(?m)^num_train_steps: 7$")
         (self.folder / "bad.yaml").write_text("defaults:\n  - L0_sanity\nnum_train_step: 7\n")
         self.refused(["num_train_step", "bad.yaml:3", "num_train_steps"], "train", "--config", "bad.yaml")
+        self.refused("too large", "train", "--config", "/dev/zero", timeout=10)
         (self.folder / "tab.yaml").write_text("dataset:\n\tpath: x\n")
         self.refused("tab.yaml:2", "train", "--config", "tab.yaml")
 
@@ -167,12 +186,17 @@ class BadConfigurationTest(program.TestCase):
             ({"model_type": "llama"}, ["llama", "mixtral"]),
             ({"hidden_size": "large"}, ["hidden_size", "whole number"]),
             ({"num_local_experts": None}, ["num_local_experts"]),
+            ({"vocab_size": 2**64 - 1}, ["vocab_size = 18446744073709551615", "whole number"]),
+            ({"rms_norm_eps": -1}, ["rms_norm_eps = -1"]),
         ]:
             with self.subTest(str(changes)):
                 path = self.folder / "config.json"
                 path.write_text(json.dumps({**shipped, **changes}))
                 plain = [word for word in self.arguments if not word.startswith(f"{K}.hidden_size")]
                 self.refused(["config.json", *expected], *plain, f"config_name_or_path={path}")
+        deep = '{"a":' * 200000 + "1" + "}" * 200000
+        (self.folder / "config.json").write_text(json.dumps(shipped)[:-1] + f', "x": {deep}}}')
+        self.refused(["config.json", "nested"], *self.arguments, f"config_name_or_path={self.folder}")
         (self.folder / "config.json").write_text('{"hidden_size": 1,')
         self.refused("config.json:1", *self.arguments, f"config_name_or_path={self.folder}")
         self.refused("config_name_or_path = l0_sanit", *self.arguments, "config_name_or_path=l0_sanit")
@@ -204,6 +228,24 @@ class BadConfigurationTest(program.TestCase):
                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (20, 20)),
                     **options,
                 )
+
+    def test_text_that_is_not_utf8(self):
+        # config.yaml and the checkpoint could not hold it: nothing may start that can't be saved.
+        odd = os.fsencode(self.folder) + b"/g\xe9nome.fa"
+        shutil.copy(self.fasta, odd)
+        self.refused(["dataset.path", "UTF-8"], *self.arguments, os.fsdecode(b"dataset.path=" + odd))
+        self.assertFalse((self.folder / "run").exists())
+        # In a folder of files it is one name among others.
+        (self.folder / "genomes").mkdir()
+        shutil.copy(self.fasta, os.fsencode(self.folder / "genomes") + b"/g\xe9nome.fa")
+        self.moebius(*self.arguments, f"dataset.path={self.folder}/genomes")
+        inputs = json.loads((self.folder / "run" / "run.json").read_text())["inputs"]
+        self.assertIn("nome.fa", inputs[0]["path"])
+
+    def test_keys_of_very_many_parts(self):
+        long = ".".join(["x"] * 50000)
+        for key in (long, f"{K}.{long}", f"~{long}"):
+            self.refused("parts", *self.arguments, key + ("" if key[0] == "~" else "=1"))
 
     def test_help_of_every_command(self):
         for command in ("train", "config", "forward", "info"):

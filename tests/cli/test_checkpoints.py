@@ -82,6 +82,57 @@ class CheckpointsTest(program.TestCase):
             cwd=mine,
         )
 
+    def test_a_linked_folder_is_set_aside_and_made_anew(self):
+        (self.folder / "disk").mkdir()
+        (self.folder / "run").symlink_to("disk")
+        self.train(2)
+        self.train(2, "checkpoint.resume_from_checkpoint=false")
+        self.assertTrue((self.folder / "disk" / "run.json").is_file())
+        self.assertTrue((self.folder / "disk.old-1" / "run.json").is_file())
+
+    def test_the_last_step_is_saved_where_it_is_due(self):
+        self.train(4, "checkpoint.save_every_n_steps=2", "checkpoint.save_final_model=false")
+        self.assertTrue((self.checkpoints / "step_000004" / "trainer.json").is_file())
+        self.assertIn("complete", self.train(4).stdout)
+        self.train(5, "checkpoint.save_final_model=false")
+        self.assertFalse((self.checkpoints / "step_000005").exists())
+
+    def test_metrics_that_others_wrote_into(self):
+        self.train(2)
+        with open(self.folder / "run" / "metrics.jsonl", "a", encoding="ascii") as lines:
+            lines.write('{"step":"two"}\n{"step":null}\n[1]\n{"step":1.5}\n{"step"')
+        self.train(3)
+        self.assertEqual([line["step"] for line in program.metrics(self.folder / "run")], [1, 2, 3])
+
+    def test_metrics_that_cannot_be_read_are_not_lost(self):
+        options = self.as_nobody()
+        shutil.copytree(program.SOURCE_DIR / "configs", self.folder / "configs")
+        command = ["train", "--config-path", self.folder / "configs", *program.tiny(self.fasta, self.folder, 4)]
+        self.moebius(*command, "num_train_steps=2", **options)
+        metrics = self.folder / "run" / "metrics.jsonl"
+        before = metrics.read_text()
+        metrics.chmod(0)
+        # The test says nothing unless a plain read fails for this user.
+        plain = subprocess.run(["cat", metrics], capture_output=True, check=False, **options)
+        self.assertNotEqual(plain.returncode, 0)
+        self.refused([str(metrics), "ermission"], *command, **options)
+        metrics.chmod(0o644)
+        self.assertEqual(metrics.read_text(), before)
+        self.moebius(*command, **options)
+        self.assertEqual([line["step"] for line in program.metrics(self.folder / "run")], [1, 2, 3, 4])
+
+    def test_a_perplexity_beyond_all_numbers(self):
+        self.train(
+            2,
+            "validation.enabled=true",
+            "config_kwargs.initializer_range=1000",
+            "clip_grad_norm=0",
+            "adamw_kwargs.lr=0",
+        )
+        held_out = [line for line in program.metrics(self.folder / "run") if "val_loss" in line]
+        self.assertGreater(held_out[-1]["val_loss"], 720)
+        self.assertIsNone(held_out[-1]["val_perplexity"])
+
     def test_a_changed_key_is_named_with_both_values(self):
         self.train(2)
         before = program.tensors(self.checkpoints / "step_000002")

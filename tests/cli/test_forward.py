@@ -1,6 +1,7 @@
 """moebius forward and init_from_pretrained: what does not fit is named, with file and tensor."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -90,11 +91,35 @@ class ForwardTest(program.TestCase):
         ]:
             with self.subTest(f"{good[place - 1]} {value}"):
                 self.rejected(expected, *[*good[:place], value, *good[place + 1 :]])
+        self.rejected("--output is empty", *good[:6], "")
         self.rejected("--threads -1", *good, "--threads", "-1")
         self.rejected("--threads", *good, "--threads", "99999999")
         self.rejected("--dtype fp8", *good, "--dtype", "fp8")
         self.rejected("--expert-ffn-mode nonsense", *good, "--expert-ffn-mode", "nonsense")
         self.rejected("--model is required", "forward", *good[3:])
+
+    def test_what_the_results_may_not_replace(self):
+        good = self.inputs(input_ids=program.integers([65, 67, 71, 84], [1, 4]))
+        weights = self.model / "model.safetensors"
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        for place, expected in [
+            (self.folder / "in.safetensors", "the input"),
+            (weights, "a file of the model"),
+            (pipe, "no regular file"),
+        ]:
+            with self.subTest(place):
+                self.rejected(["pipe" if place == pipe else "--output", str(place), expected], *good[:6], place)
+        self.assertIn("input_ids", program.read_safetensors(self.folder / "in.safetensors"))
+        self.assertIn("lm_head.weight", program.read_safetensors(weights))
+        self.assertTrue(pipe.is_fifo())
+
+    def test_shapes_that_no_number_holds(self):
+        ids = program.integers([65, 67], [1, 2])
+        for name in ("labels", "cu_seqlens"):
+            with self.subTest(name):
+                huge = ("I64", [1 << 62, 4, 0], b"")
+                self.rejected([name, "larger than any file"], *self.inputs(**{"input_ids": ids, name: huge}))
 
     def damaged(self, change):
         """A copy of the model folder whose tensors `change` has been at."""
@@ -160,6 +185,15 @@ class ForwardTest(program.TestCase):
                 self.rejected("model.safetensors", *arguments)
         weights.unlink()
         self.rejected([str(copy), "safetensors"], *arguments)
+
+    def test_a_model_that_no_memory_holds(self):
+        arguments = self.inputs(input_ids=program.integers([65, 67], [1, 2]))
+        copy = self.damaged(lambda tensors: None)
+        config = json.loads((copy / "config.json").read_text())
+        large = {"hidden_size": 1 << 16, "intermediate_size": 1 << 20}
+        (copy / "config.json").write_text(json.dumps({**config, **large}))
+        arguments[2] = copy
+        self.rejected([str(copy), "GiB"], *arguments)
 
     def test_init_from_pretrained_starts_there(self):
         out = self.moebius(

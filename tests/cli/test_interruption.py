@@ -1,10 +1,14 @@
 """Signals, readers that go away, kill -9, disks that fill: nothing is lost, and the same command goes on."""
 
+import fcntl
 import os
+import pty
 import random
 import resource
 import signal
+import struct
 import subprocess
+import termios
 import time
 
 import program
@@ -146,6 +150,85 @@ class InterruptionTest(program.TestCase):
         self.refused(["metrics.jsonl", "File too large"], *arguments, preexec_fn=limit_file_size(9000))
         self.moebius(*arguments)
         self.assertEqual([line["step"] for line in program.metrics(self.folder / "run")], list(range(1, 31)))
+
+    def test_closed_standard_streams_go_to_no_file(self):
+        # The first file that is opened would get the number, and with it what is printed.
+        def close(*streams):
+            def apply():
+                for stream in streams:
+                    os.close(stream)
+
+            return apply
+
+        for streams, code in (((0,), 0), ((1,), 1), ((2,), 0), ((0, 1, 2), 1)):
+            with self.subTest(streams):
+                folder = self.folder / "".join(map(str, streams))
+                arguments = program.tiny(self.fasta, folder, 4)
+                done = subprocess.run(
+                    [program.PROGRAM, "train", *map(str, arguments), "checkpoint.save_every_n_steps=1"],
+                    preexec_fn=close(*streams),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=60,
+                    check=False,
+                )
+                self.assertEqual(done.returncode, code)
+                self.assertEqual((folder / "run" / ".lock").read_bytes(), b"")
+                self.assertTrue(all("loss" in line for line in program.metrics(folder / "run")))
+                self.assertIn("resumed from", self.moebius("train", *program.tiny(self.fasta, folder, 6)).stdout)
+        # What a signal prints goes nowhere either.
+        process = subprocess.Popen(
+            [program.PROGRAM, "train", *map(str, program.tiny(self.fasta, self.folder / "signal", 1000000))],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=close(0, 2),
+        )
+        wait_for(process.stdout, "step")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        for file in (self.folder / "signal").rglob("*"):
+            self.assertTrue(file.is_dir() or b"stopping" not in file.read_bytes(), file)
+        done = subprocess.run(
+            [program.PROGRAM, "config", "--config-name", "L0_sanity"],
+            preexec_fn=close(1),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("standard output cannot be written", done.stderr)
+
+    def test_the_progress_line_fits_the_terminal(self):
+        for columns in (120, 80, 40, 12):
+            ours, its = pty.openpty()
+            fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            process = subprocess.Popen(
+                [
+                    program.PROGRAM,
+                    "train",
+                    *map(str, program.tiny(self.fasta, self.folder / str(columns), 500000)),
+                    "logger.frequency=100000",
+                    "checkpoint.save_every_n_steps=1000000",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=its,
+                stderr=subprocess.DEVNULL,
+            )
+            os.close(its)
+            shown = b""
+            while shown.count(b"\r") < 50:
+                shown += os.read(ours, 65536)
+            process.kill()
+            process.wait(timeout=60)
+            os.close(ours)
+            lines = [line.removesuffix("\x1b[K") for line in shown.decode().split("\r")[1:-1]]
+            lines = [line for line in lines if line.startswith("step")]
+            self.assertGreater(len(lines), 20)
+            self.assertLess(max(map(len, lines)), columns, lines[0])
+            self.assertEqual("loss" in lines[0], columns >= 40, lines[0])
+            self.assertEqual("lr" in lines[0], columns >= 120, lines[0])
 
     def test_two_runs_in_one_folder(self):
         process = self.start("train", *program.tiny(self.fasta, self.folder, 1000000))

@@ -68,6 +68,8 @@ TEST(Yaml, FilesThatAreNoConfiguration) {
     EXPECT_THAT(error_of([&] { load_file(dir.path()); }), HasSubstr("is a directory, not a YAML file"));
     const auto large = dir.write("large.yaml", std::string((1 << 20) + 1, '#'));
     EXPECT_THAT(error_of([&] { load_file(large); }), HasSubstr("too large to be a configuration file"));
+    // It has no size that could tell.
+    EXPECT_THAT(error_of([&] { load_file("/dev/zero"); }), HasSubstr("too large to be a configuration file"));
 }
 
 // In a child process as an unprivileged user, because root reads every file. Exit status: 0 refused as it
@@ -78,7 +80,10 @@ int read_unprivileged(const std::filesystem::path& file) {
     try {
         load_file(file);
     } catch (const Error& error) {
-        return std::string(error.what()) == file.string() + ": cannot read the configuration file" ? 0 : 2;
+        return std::string(error.what()) ==
+                       file.string() + ": cannot be read as a configuration file: Permission denied"
+                   ? 0
+                   : 2;
     }
     return 2;
 }

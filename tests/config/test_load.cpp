@@ -171,6 +171,23 @@ TEST(Load, WrongTypesNameKeyValueAndPlace) {
               "seed = 99999999999999999999 must be a whole number that fits into 64 bits (command line)");
 }
 
+TEST(Load, NumbersHoldInSinglePrecision) {
+    EXPECT_THAT(error_with({"adamw_kwargs.betas=[0.99999999999,0.9]"}), HasSubstr("adamw_kwargs.betas[0]"));
+    EXPECT_THAT(error_with({"adamw_kwargs.eps=1e-60"}), HasSubstr("must be above 0 in fp32"));
+    for (const char* key : {"adamw_kwargs.lr", "adamw_kwargs.eps", "adamw_kwargs.weight_decay",
+                            "clip_grad_norm", "router.bias_update_rate", "router.z_loss_coeff"}) {
+        EXPECT_THAT(error_with({std::string(key) + "=1e39"}), HasSubstr(std::string(key) + " = 1e+39"));
+        EXPECT_NO_THROW(load_with({std::string(key) + "=1e38"}));
+    }
+    EXPECT_THAT(error_with({"dataset.prefetch_factor=4294967297"}), HasSubstr("at most 2147483647"));
+    EXPECT_THAT(error_with({"dataset.num_workers=4294967297"}), HasSubstr("at most 1024"));
+}
+
+TEST(Load, TextIsUtf8) {
+    EXPECT_THAT(error_with({"dataset.path=g\xe9nome.fa"}), HasSubstr("must be UTF-8 text"));
+    EXPECT_EQ(load_with({"dataset.path=g\xc3\xa9nome.fa"}).config.dataset.path, "g\xc3\xa9nome.fa");
+}
+
 TEST(Load, BooleansAreTrueAndFalseOnly) {
     for (const char* text : {"yes", "no", "on", "True", "FALSE", "1", "0", "null", "'true'"}) {
         EXPECT_THAT(error_with({std::string("use_sequence_packing=") + text}),

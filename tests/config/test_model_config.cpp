@@ -176,6 +176,12 @@ TEST(ModelConfig, BadFiles) {
     EXPECT_THAT(error_of([] { ModelConfig::parse("[1]", "f"); }), HasSubstr("is a JSON object"));
     EXPECT_EQ(error_of([] { ModelConfig::parse(R"({"a": {"b": 1, "b": 2}})", "f"); }),
               "f: key b appears twice in one map");
+    // Copying and writing deep ones would take the stack.
+    const std::string open(100000, '['), close(100000, ']');
+    EXPECT_THAT(error_of([&] { ModelConfig::parse("{\"a\": " + open + close + "}", "f"); }),
+                HasSubstr("f: nested more than 32 deep"));
+    EXPECT_THAT(error_of([] { ModelConfig::parse(R"({"a": 18446744073709551615})", "f").get_int("a"); }),
+                HasSubstr("a = 18446744073709551615 must be a whole number"));
     EXPECT_EQ(ModelConfig::parse(R"({"a": {"b": 1}, "c": {"b": 2}, "b": [{"b": 3}]})", "f").get_int("c.b"),
               2);
 }

@@ -28,6 +28,7 @@ TEST(Nearest, IsNothingWhenAllAreFar) {
     EXPECT_EQ(nearest("fp16", {"fp32"}), std::nullopt);  // two letters of four
     EXPECT_EQ(nearest("x", {"a"}), std::nullopt);        // no letter in common
     EXPECT_EQ(nearest("path", {}), std::nullopt);
+    EXPECT_EQ(nearest(std::string(300, 'a'), {std::string(299, 'a')}), std::nullopt);  // no key is so long
 }
 
 TEST(Suggestion, AsksOrLists) {

@@ -57,6 +57,14 @@ TEST(Override, DottedKeysNestAndMapsJoin) {
     EXPECT_EQ(applied({"a=[1,2]", "a=[3]"}), R"({"a":[3]})");  // lists are replaced, not joined
 }
 
+TEST(Override, KeysOfManyPartsAreNone) {
+    std::string key = "a";
+    for (int i = 0; i < 31; ++i) key += ".a";
+    EXPECT_NE(applied({key + "=1"}), "");
+    EXPECT_THAT(refused(key + ".a=1"), HasSubstr("a key of 33 parts"));
+    EXPECT_THAT(refused("~" + key + ".a"), HasSubstr("a key of 33 parts"));
+}
+
 TEST(Override, LaterWins) {
     EXPECT_EQ(applied({"a=1", "a=2"}), R"({"a":2})");
 }

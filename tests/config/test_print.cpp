@@ -75,7 +75,7 @@ TEST(ToYaml, RoundTripKeepsEveryValue) {
         "dataset={buffer_size: 7, num_workers: 1, prefetch_factor: 2, mask_degenerate_bases: false}",
         "dataset={uppercase_labels: true, split_samples_in_token_packing: false}",
         "dataset.pad_sequences_to_be_divisible_by=16",
-        "adamw_kwargs={lr: 1, betas: [0, 0.1], eps: 1e-300, weight_decay: 0.3, state_dtype: bf16}",
+        "adamw_kwargs={lr: 1, betas: [0, 0.1], eps: 1e-30, weight_decay: 0.3, state_dtype: bf16}",
         "lr_scheduler_kwargs={num_warmup_steps: null, num_decay_steps: 0, min_lr_ratio: 1}",
         "checkpoint={ckpt_dir: 'a\"b\\c', save_every_n_steps: 1, save_final_model: false}",
         "checkpoint={resume_from_checkpoint: false, max_checkpoints: 1, async_save: false}",
@@ -103,7 +103,7 @@ TEST(ToYaml, RoundTripKeepsEveryValue) {
     EXPECT_EQ(again.config.dataset.path, "yes");
     EXPECT_EQ(again.config.dataset.text_column, "null");
     EXPECT_EQ(again.config.dataset.stride, std::nullopt);
-    EXPECT_EQ(again.config.adamw_kwargs.eps, 1e-300);
+    EXPECT_EQ(again.config.adamw_kwargs.eps, 1e-30);
     EXPECT_EQ(again.config.checkpoint.ckpt_dir, "a\"b\\c");
     EXPECT_EQ(again.config.logger.run_dir, "ü/x y");
     EXPECT_EQ(again.config.validation.fraction, 0.05);
@@ -185,6 +185,16 @@ TEST(Scalar, YamlTextQuotesWhatReadersWouldChange) {
                              "a b", "a: b", "#",  "-x", "[a]",  "???",  ".5", "0x10", "1:30", ".inf"}) {
         EXPECT_EQ(yaml_text(text).front(), '"') << text;
     }
+}
+
+TEST(Scalar, Utf8IsToldFromBytes) {
+    for (const char* text :
+         {"", "plain", "\xc3\xa9", "\xe2\x82\xac", "\xed\x9f\xbf", "\xf0\x9f\xa7\xac", "\xf4\x8f\xbf\xbf"})
+        EXPECT_TRUE(is_utf8(text)) << text;
+    // Latin-1, a lone continuation, cut short, overlong, a surrogate, beyond the last code point.
+    for (const char* text : {"g\xe9nome", "\x80", "\xc3", "\xe2\x82", "\xf0\x9f\xa7", "\xc0\xaf",
+                             "\xe0\x80\xaf", "\xf0\x80\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff"})
+        EXPECT_FALSE(is_utf8(text)) << text;
 }
 
 TEST(Scalar, DoubleTextReadsBack) {

@@ -33,5 +33,15 @@ TEST(Schedule, WithoutWarmUp) {
     EXPECT_EQ(flat.rate(5), 2.0);
 }
 
+// "Never", in whole numbers: the sum of the two does not fit.
+TEST(Schedule, LongerThanAnyRun) {
+    const Schedule s{.peak = 1.0, .warmup_steps = 10, .decay_steps = INT64_MAX, .min_ratio = 0.0};
+    EXPECT_EQ(s.rate(11), 1.0);
+    EXPECT_NEAR(s.rate(1000), 1.0, 1e-12);
+    const Schedule warming{
+        .peak = 1.0, .warmup_steps = INT64_MAX, .decay_steps = INT64_MAX, .min_ratio = 0.5};
+    EXPECT_LT(warming.rate(1000), 1e-15);
+}
+
 }  // namespace
 }  // namespace moebius::train
