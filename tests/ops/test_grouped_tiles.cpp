@@ -1,6 +1,7 @@
 // The Hopper kernels' walk over tiles, and how a product is cut: the code that runs on the device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -28,14 +29,22 @@ std::vector<int> row_ends(const std::vector<int64_t>& sizes) {
     return ends;
 }
 
-// (expert, row unit, column unit) → visits, by all blocks.
-std::map<std::tuple<int, int, int>, int> walk_all(const std::vector<int>& ends, const TilePlan& plan,
-                                                  int blocks) {
-    std::map<std::tuple<int, int, int>, int> visits;
+int units_of(const std::vector<int>& ends, const TilePlan& plan) {
+    int units = 0;
+    for (size_t e = 0; e < ends.size(); ++e) units += plan.units(e > 0 ? ends[e - 1] : 0, ends[e]);
+    return units;
+}
+
+// (expert, row unit, column unit, half) → visits, by all blocks.
+using Visits = std::map<std::tuple<int, int, int, int>, int>;
+Visits walk_all(const std::vector<int>& ends, const TilePlan& plan, int blocks) {
+    Visits visits;
     for (int block = 0; block < blocks; ++block) {
-        TileWalk walk(ends.data(), plan, block, blocks);
+        TileWalk walk(ends.data(), plan, block, blocks, units_of(ends, plan));
         for (TileUnit unit; walk.next(unit);) {
-            ++visits[{unit.expert, unit.row_unit, unit.column_unit}];
+            for (int half = 0; half < 2; ++half) {
+                if (unit.has(half)) ++visits[{unit.expert, unit.row_unit, unit.column_unit, half}];
+            }
             EXPECT_EQ(unit.row_begin, unit.expert == 0 ? 0 : ends[static_cast<size_t>(unit.expert) - 1]);
             EXPECT_EQ(unit.row_end, ends[static_cast<size_t>(unit.expert)]);
         }
@@ -54,13 +63,15 @@ void expect_each_once(const std::vector<int64_t>& sizes, const TilePlan& plan, i
         expected += static_cast<size_t>(rows * plan.column_units);
         for (int row = 0; row < rows; ++row) {
             for (int column = 0; column < plan.column_units; ++column) {
-                const auto found = visits.find({static_cast<int>(e), row, column});
-                ASSERT_NE(found, visits.end()) << "expert " << e << ", unit " << row << ", " << column;
-                EXPECT_EQ(found->second, 1);
+                for (int half = 0; half < 2; ++half) {
+                    const auto found = visits.find({static_cast<int>(e), row, column, half});
+                    ASSERT_NE(found, visits.end()) << "expert " << e << ", unit " << row << ", " << column;
+                    EXPECT_EQ(found->second, 1);
+                }
             }
         }
     }
-    EXPECT_EQ(visits.size(), expected);
+    EXPECT_EQ(visits.size(), 2 * expected);
 }
 
 TEST(GroupedTiles, EveryUnitOnce) {
@@ -97,6 +108,31 @@ TEST(GroupedTiles, RowsRunThroughABandTogether) {
     EXPECT_EQ(order[8], std::pair(0, 2));
     EXPECT_EQ(order[16], std::pair(0, 4));
     EXPECT_EQ(order[19], std::pair(3, 4));
+}
+
+// The longest block's work, in halves of units.
+TEST(GroupedTiles, TwoBlocksShareTheLastUnitsWhereThereAreEnough) {
+    TilePlan plan;
+    plan.experts = 1;
+    plan.unit_rows = 128;
+    plan.column_units = plan.band = 1;
+    const auto longest = [&](int units, int blocks) {
+        const std::vector<int> ends = {units * 128};
+        int most = 0;
+        for (int block = 0; block < blocks; ++block) {
+            int halves = 0;
+            TileWalk walk(ends.data(), plan, block, blocks, units);
+            for (TileUnit unit; walk.next(unit);) halves += unit.half < 0 ? 2 : 1;
+            most = std::max(most, halves);
+        }
+        return most;
+    };
+    EXPECT_EQ(longest(264, 132), 4);
+    EXPECT_EQ(longest(268, 132), 5);
+    EXPECT_EQ(longest(330, 132), 5);
+    EXPECT_EQ(longest(331, 132), 6);
+    EXPECT_EQ(longest(66, 132), 1);
+    EXPECT_EQ(longest(67, 132), 2);
 }
 
 TEST(GroupedTiles, BandsKeepTheirOperandInHalfOfL2) {

@@ -4,6 +4,7 @@
 #include "moebius/ops/gemm/cublaslt.h"
 #include "moebius/ops/gemm/split.h"
 #include "moebius/runtime/transfer.h"
+#include "moebius/runtime/without_cost.h"
 
 namespace moebius::ops::cublaslt {
 namespace {
@@ -46,7 +47,8 @@ std::string split_unavailable(const GemmArgs& args, const Exec& exec) {
     return unavailable(part_of(args, part, sum, 0), exec);
 }
 
-void gemm_split(const GemmArgs& args, const Exec& exec) {
+void gemm_split(const GemmArgs& args, const Exec& outer) {
+    const Exec exec = without_cost(outer);
     if (split_side_by_side(args)) return gemm_side_by_side(args, exec);
     const size_t elements = static_cast<size_t>(args.a.numel());
     // Each part begins at an aligned address.

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <numeric>
-#include <string_view>
 
 #include "moebius/ops/case.h"
 #include "moebius/ops/grouped_gemm/grouped_gemm.h"
@@ -203,9 +202,7 @@ Case gemm_case(const Problem& p, const char* variant = nullptr) {
     c.run = [=](const Views& v, const Exec& exec) {
         Exec with = exec;
         const ForcedVariants forced{{"grouped_gemm", variant ? variant : "cpu_packed"}};
-        // The CPU has nothing like a GPU's variants, and runs its own.
-        const bool of_gpu = variant && std::string_view(variant).starts_with("sm90");
-        if (variant && !(of_gpu && exec.device->kind() == DeviceKind::Cpu)) with.forced = &forced;
+        if (variant) with.forced = &forced;
         grouped_gemm(args_of(p, v), with);
     };
     set_reference(c, [=](auto& h) { wgrad ? reference_wgrad(h, p) : reference_rows(h, p); });
@@ -306,34 +303,53 @@ void bench_cases(std::vector<Case>& cases, DType dtype) {
 // Rows of whole 16 bytes, as tensor-core kernels ask.
 void aligned_cases(std::vector<Case>& cases) {
     Problem p{.dtype = DType::BF16, .n = 72, .k = 40};
-    const auto add_kinds = [&](const char* variant) {
+    const auto add_kinds = [&] {
         for (const GemmKind kind : {GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad}) {
             for (const DType out : {DType::BF16, DType::F32}) {
                 p.kind = kind;
                 p.out = out;
                 p.accumulate = false;
-                cases.push_back(gemm_case(p, variant));
+                cases.push_back(gemm_case(p));
             }
         }
         p.accumulate = true;
         for (const DType out : {DType::F32, DType::BF16}) {  // Wgrad
             p.out = out;
-            cases.push_back(gemm_case(p, variant));
+            cases.push_back(gemm_case(p));
         }
     };
     for (const NamedSplits& splits : edge_splits()) {
         p.splits = splits;
-        add_kinds(nullptr);
+        add_kinds();
     }
-    // Several tiles of 128 × 256, depths of several times 64, tails of each; clusters of blocks that share
-    // them.
+    // Several tiles of 128 × 256, depths of several times 64, tails of each.
     p.splits = {"tiles", {300, 0, 17, 700, 128, 1}, 1160};
     p.n = 328;
     p.k = 200;
-    for (const char* variant : {"sm90_single", "sm90_row_pairs", "sm90_column_pairs"}) add_kinds(variant);
+    add_kinds();
     p.padding = 8;
     p.index = DType::I32;
-    add_kinds(nullptr);
+    add_kinds();
+    // Several tiles a block of a card, and some left that blocks share.
+    p = {.dtype = DType::BF16, .out = DType::BF16, .splits = {"many_tiles", {30000, 0, 9, 8000, 65}, 38080}};
+    for (const GemmKind kind : {GemmKind::Forward, GemmKind::Dgrad}) {
+        p.kind = kind;
+        p.n = kind == GemmKind::Forward ? 40 : 72;
+        p.k = kind == GemmKind::Forward ? 72 : 40;
+        cases.push_back(gemm_case(p));
+    }
+    p.kind = GemmKind::Wgrad;
+    p.splits = {"many_tiles", {}, 300};
+    for (int64_t e = 0; e < 35; ++e) p.splits.sizes.push_back(e % 5 == 0 ? 0 : 5 + e % 9);
+    p.n = 136;
+    p.k = 264;
+    for (const bool accumulate : {false, true}) {
+        p.accumulate = accumulate;
+        for (const DType out : {DType::F32, DType::BF16}) {
+            p.out = out;
+            cases.push_back(gemm_case(p));
+        }
+    }
 }
 
 // Of a GPU's size: an 8x7B layer's experts, and many small ones; balanced, and one expert at four times the
@@ -366,15 +382,19 @@ void large_bench_cases(std::vector<Case>& cases) {
                                         {GemmKind::Dgrad, DType::BF16},
                                         {GemmKind::Wgrad, DType::BF16},
                                         {GemmKind::Wgrad, DType::F32}}) {
-            Case c = gemm_case({.kind = kind,
-                                .dtype = DType::BF16,
-                                .out = out,
-                                .splits = shape.splits,
-                                .n = shape.n,
-                                .k = shape.k});
-            c.bench = c.large = true;
-            c.group = "bench";
-            cases.push_back(std::move(c));
+            for (const bool accumulate : {false, true}) {
+                if (accumulate && kind != GemmKind::Wgrad) continue;
+                Case c = gemm_case({.kind = kind,
+                                    .dtype = DType::BF16,
+                                    .out = out,
+                                    .splits = shape.splits,
+                                    .n = shape.n,
+                                    .k = shape.k,
+                                    .accumulate = accumulate});
+                c.bench = c.large = true;
+                c.group = "bench";
+                cases.push_back(std::move(c));
+            }
         }
     }
 }

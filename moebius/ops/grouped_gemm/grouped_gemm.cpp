@@ -14,11 +14,6 @@ namespace {
 constexpr Variant<GroupedGemmArgs> kGemm[] = {
     {"sm90", DeviceKind::Cuda, 90, 90, sm90::why_not, MOEBIUS_CUDA(sm90::grouped_gemm)},
     {"cuda_any", DeviceKind::Cuda, 80, 999, always<GroupedGemmArgs>, MOEBIUS_CUDA(cuda::grouped_gemm)},
-    // What "sm90" chooses from, to be forced.
-    {"sm90_single", DeviceKind::Cuda, 90, 90, sm90::why_not, MOEBIUS_CUDA(sm90::grouped_gemm_single)},
-    {"sm90_row_pairs", DeviceKind::Cuda, 90, 90, sm90::why_not, MOEBIUS_CUDA(sm90::grouped_gemm_row_pairs)},
-    {"sm90_column_pairs", DeviceKind::Cuda, 90, 90, sm90::why_not,
-     MOEBIUS_CUDA(sm90::grouped_gemm_column_pairs)},
     {"cpu_packed", DeviceKind::Cpu, 0, 0, always<GroupedGemmArgs>, cpu::grouped_gemm_packed},
     {"cpu_loop", DeviceKind::Cpu, 0, 0, always<GroupedGemmArgs>, cpu::grouped_gemm_loop},
 };

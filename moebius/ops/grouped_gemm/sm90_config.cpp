@@ -47,10 +47,6 @@ std::string why_not(const GroupedGemmArgs& args, const Exec&) {
     return {};
 }
 
-Cluster choose_cluster(const GroupedGemmArgs&) {
-    return {};
-}
-
 int choose_band(int64_t units, int64_t unit_bytes) {
     const int64_t bytes = std::max<int64_t>(1, units * unit_bytes);
     const int64_t bands = std::min(units, (bytes + kBandBytes - 1) / kBandBytes);

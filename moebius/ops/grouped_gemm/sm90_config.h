@@ -16,13 +16,6 @@ std::string why_no_map(const View& view, const char* name);
 // The first reason against the kernels, or "".
 std::string why_not(const GroupedGemmArgs& args, const Exec& exec);
 
-// How many blocks of a cluster are above each other (they share the weights' tile) or side by side (they
-// share the rows').
-struct Cluster {
-    int rows = 1, columns = 1;
-};
-Cluster choose_cluster(const GroupedGemmArgs& args);
-
 // Column units that an expert's rows run through together: as many as keep the band's operand, `unit_bytes`
 // each, in about half of the L2, in bands of equal width.
 int choose_band(int64_t units, int64_t unit_bytes);

@@ -5,8 +5,8 @@
 
 namespace moebius::ops::sm90 {
 
-void grouped_forward(const GroupedGemmArgs& args, const Cluster& cluster, const Exec& exec);
-void grouped_dgrad(const GroupedGemmArgs& args, const Cluster& cluster, const Exec& exec);
-void grouped_wgrad(const GroupedGemmArgs& args, const Cluster& cluster, const Exec& exec);
+void grouped_forward(const GroupedGemmArgs& args, const Exec& exec);
+void grouped_dgrad(const GroupedGemmArgs& args, const Exec& exec);
+void grouped_wgrad(const GroupedGemmArgs& args, const Exec& exec);
 
 }  // namespace moebius::ops::sm90

@@ -23,48 +23,39 @@ template <class T, class Epilogue>
 void launch_product(const char* name, const Product& product, const typename Epilogue::Args& epilogue,
                     const Exec& exec) {
     const int64_t experts = product.split_sizes.size(0);
-    const int64_t unit_rows = T::kRowBlocks * kTileRows, unit_columns = T::kColumnBlocks * T::kColumns;
     const auto units = [](int64_t count, int64_t unit) { return (count + unit - 1) / unit; };
     if (experts == 0 || product.columns == 0) return;
     ProductArgs args{};
     args.a = tensor_map(product.a, box_rows_a<T>());
     args.b = tensor_map(product.b, box_rows_b<T>());
     args.plan.experts = static_cast<int>(experts);
-    args.plan.unit_rows = T::kReduceRows ? 0 : static_cast<int>(unit_rows);
-    args.plan.row_units = static_cast<int>(units(product.rows, unit_rows));
-    args.plan.column_units = static_cast<int>(units(product.columns, unit_columns));
-    args.plan.band = choose_band(args.plan.column_units, T::kColumnBlocks * kTileColumns * product.depth * 2);
+    args.plan.unit_rows = T::kReduceRows ? 0 : kTileRows;
+    args.plan.row_units = static_cast<int>(units(product.rows, kTileRows));
+    args.plan.column_units = static_cast<int>(units(product.columns, T::kColumns));
+    args.plan.band = choose_band(args.plan.column_units, kTileColumns * product.depth * 2);
     args.split_sizes = product.split_sizes.data;
     args.split_is_i64 = product.split_sizes.dtype == DType::I64;
     args.capacity = static_cast<int>(product.capacity);
     args.depth = static_cast<int>(product.depth);
     args.second = static_cast<int>(product.second);
     const int64_t most = args.plan.column_units * (T::kReduceRows ? experts * args.plan.row_units
-                                                                  : units(product.capacity, unit_rows) +
+                                                                  : units(product.capacity, kTileRows) +
                                                                         std::min(experts, product.capacity));
-    const int64_t blocks = std::min<int64_t>(exec.device->sm_count() / T::kBlocks, most) * T::kBlocks;
+    // Two blocks share a unit where there are few.
+    const int64_t blocks = std::min<int64_t>(exec.device->sm_count(), 2 * most);
     launch(name, grouped_product_sm90<T, Epilogue>,
            {.grid = dim3(static_cast<unsigned>(blocks)),
             .block = dim3(kThreads),
-            .shared_bytes = shared_bytes(args.plan.experts),
-            .cluster = T::kBlocks},
+            .shared_bytes = shared_bytes(args.plan.experts)},
            exec, args, epilogue);
 }
 
-// `view` (rows, columns) in bf16 as a destination of store_block.
+// `view` (rows, columns) in bf16 as a destination.
 inline Rows rows_of(const View& view) {
     return {.map = tensor_map(view, kGroupRows),
             .data = static_cast<__nv_bfloat16*>(view.data),
             .row_stride = view.stride[0],
             .columns = static_cast<int>(view.size(1))};
-}
-
-// f(Traits) with the cluster asked for, where `Traits<row blocks, column blocks>` are a kind's.
-template <template <int, int> class Traits, class F>
-void with_cluster(const Cluster& cluster, F&& f) {
-    if (cluster.rows == 2) return f(Traits<2, 1>{});
-    if (cluster.columns == 2) return f(Traits<1, 2>{});
-    f(Traits<1, 1>{});
 }
 
 }  // namespace moebius::ops::sm90

@@ -10,7 +10,7 @@
 
 namespace moebius::ops::sm90 {
 
-// A unit is what one block, or one cluster of blocks, computes at a time.
+// A unit is what one block computes at a time.
 struct TilePlan {
     int experts = 0;
     int unit_rows =
@@ -21,35 +21,54 @@ struct TilePlan {
     // Always 1, but not known when kernels are compiled: from a constant, ptxas 13.0 may make an offset of
     // the address of the next row end, and then add it to the expert that is already the next.
     int expert_step = 1;
+
+    MOEBIUS_TILES_INLINE int row_units_of(int row_begin, int row_end) const {
+        return unit_rows > 0 ? (row_end - row_begin + unit_rows - 1) / unit_rows : row_units;
+    }
+    // Of one expert.
+    MOEBIUS_TILES_INLINE int units(int row_begin, int row_end) const {
+        return row_units_of(row_begin, row_end) * column_units;
+    }
 };
 
 struct TileUnit {
     int expert = 0;
     int row_begin = 0, row_end = 0;     // the expert's rows
     int row_unit = 0, column_unit = 0;  // of the expert's output
+    int half = -1;                      // 0, 1: only the upper or lower half of the unit's rows
+
+    MOEBIUS_TILES_INLINE bool has(int which) const { return half < 0 || half == which; }
 };
 
 // Experts in order; of each the bands of columns in order; of a band the row units in order, its column units
 // running fastest: what is multiplied at a time by the blocks of a card is about as tall as wide, and stays
 // in L2.
+//
+// Where the units left at the end are at most half as many as the blocks, two blocks share each: a block in
+// the last round has half the work, and no sum changes.
 class TileWalk {
   public:
     // Takes the units first, first + step, … `row_ends` (experts): the row behind each expert's last,
-    // ascending.
-    MOEBIUS_TILES_INLINE TileWalk(const int* row_ends, const TilePlan& plan, int first, int step)
+    // ascending. `units`: of all experts; 0: none is shared.
+    MOEBIUS_TILES_INLINE TileWalk(const int* row_ends, const TilePlan& plan, int first, int step,
+                                  int units = 0)
         : row_ends_(row_ends), plan_(plan), next_(first), step_(step) {
+        const int left = units % step;
+        shared_from_ = 0 < left && 2 * left <= step ? units - left : kNone;
         enter(0);
     }
 
     // False: there are no more.
     MOEBIUS_TILES_INLINE bool next(TileUnit& unit) {
-        while (expert_ < plan_.experts && next_ >= expert_first_ + row_units_ * plan_.column_units) {
+        const bool shared = next_ >= shared_from_;
+        const int number = shared ? shared_from_ + (next_ - shared_from_) / 2 : next_;
+        while (expert_ < plan_.experts && number >= expert_first_ + row_units_ * plan_.column_units) {
             expert_first_ += row_units_ * plan_.column_units;
             row_begin_ = row_end_;
             enter(expert_ + plan_.expert_step);
         }
         if (expert_ >= plan_.experts) return false;
-        const int index = next_ - expert_first_;
+        const int index = number - expert_first_;
         const int band = index / (row_units_ * plan_.band);
         const int within = index - band * row_units_ * plan_.band;
         const int left = plan_.column_units - band * plan_.band;
@@ -59,22 +78,24 @@ class TileWalk {
         unit.row_end = row_end_;
         unit.row_unit = within / width;
         unit.column_unit = band * plan_.band + within % width;
+        unit.half = shared ? (next_ - shared_from_) % 2 : -1;
         next_ += step_;
         return true;
     }
 
   private:
+    static constexpr int kNone = 0x7FFFFFFF;
+
     MOEBIUS_TILES_INLINE void enter(int expert) {
         expert_ = expert;
         if (expert >= plan_.experts) return;
         row_end_ = row_ends_[expert];
-        row_units_ = plan_.unit_rows > 0 ? (row_end_ - row_begin_ + plan_.unit_rows - 1) / plan_.unit_rows
-                                         : plan_.row_units;
+        row_units_ = plan_.row_units_of(row_begin_, row_end_);
     }
 
     const int* row_ends_;
     TilePlan plan_;
-    int next_, step_;
+    int next_, step_, shared_from_ = kNone;
     int expert_ = 0, expert_first_ = 0;  // and the index of the expert's first unit
     int row_begin_ = 0, row_end_ = 0, row_units_ = 0;
 };

@@ -4,8 +4,7 @@
 namespace moebius::ops::sm90 {
 namespace {
 
-template <int kRowBlocks, int kColumnBlocks>
-using WgradTraits = ProductTraits<true, true, true, false, kRowBlocks, kColumnBlocks>;
+using WgradTraits = ProductTraits<true, true, true, false>;
 
 // Without any rows there may be no memory, but a tensor map has an address.
 View with_address(View view, const View& other) {
@@ -13,10 +12,8 @@ View with_address(View view, const View& other) {
     return view;
 }
 
-}  // namespace
-
-void grouped_wgrad(const GroupedGemmArgs& args, const Cluster& cluster, const Exec& exec) {
-    if (args.out.numel() == 0) return;
+template <class Epilogue>
+void wgrad(const GroupedGemmArgs& args, const Exec& exec) {
     const int64_t experts = args.out.size(0), rows = args.out.size(1), columns = args.out.size(2);
     const Product product{.a = with_address(args.a, args.out),
                           .b = with_address(args.b, args.out),
@@ -25,32 +22,23 @@ void grouped_wgrad(const GroupedGemmArgs& args, const Cluster& cluster, const Ex
                           .rows = rows,
                           .columns = columns,
                           .depth = args.a.size(0) / experts};
-    with_cluster<WgradTraits>(cluster, [&](auto traits) {
-        if (args.out.dtype == DType::F32) {
-            launch_product<decltype(traits), StoreWeightFloats>("grouped_gemm.wgrad", product,
-                                                                {.out = tensor_map(args.out, kGroupRows),
-                                                                 .rows = static_cast<int>(rows),
-                                                                 .columns = static_cast<int>(columns),
-                                                                 .add = args.beta != 0},
-                                                                exec);
-        } else if (args.beta != 0) {
-            launch_product<decltype(traits), AddToWeights>(
-                "grouped_gemm.wgrad", product,
-                {.out = tensor_map(args.out, kGroupRows),
-                 .data = static_cast<const __nv_bfloat16*>(args.out.data),
-                 .expert_stride = args.out.stride[0],
-                 .row_stride = args.out.stride[1],
-                 .rows = static_cast<int>(rows),
-                 .columns = static_cast<int>(columns)},
-                exec);
-        } else {
-            launch_product<decltype(traits), StoreWeights>("grouped_gemm.wgrad", product,
-                                                           {.out = tensor_map(args.out, kGroupRows),
-                                                            .rows = static_cast<int>(rows),
-                                                            .columns = static_cast<int>(columns)},
-                                                           exec);
-        }
-    });
+    launch_product<WgradTraits, Epilogue>("grouped_gemm.wgrad", product,
+                                          {.out = tensor_map(args.out, kGroupRows),
+                                           .rows = static_cast<int>(rows),
+                                           .columns = static_cast<int>(columns)},
+                                          exec);
+}
+
+}  // namespace
+
+void grouped_wgrad(const GroupedGemmArgs& args, const Exec& exec) {
+    if (args.out.numel() == 0) return;
+    const bool add = args.beta != 0;
+    if (args.out.dtype == DType::F32) {
+        add ? wgrad<StoreWeightFloats<true>>(args, exec) : wgrad<StoreWeightFloats<false>>(args, exec);
+    } else {
+        add ? wgrad<StoreWeights<true>>(args, exec) : wgrad<StoreWeights<false>>(args, exec);
+    }
 }
 
 }  // namespace moebius::ops::sm90

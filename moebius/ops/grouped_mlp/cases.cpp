@@ -413,6 +413,12 @@ void aligned_cases(std::vector<Case>& cases) {
     Problem p{.dtype = DType::BF16, .splits = {"tiles", {130, 0, 9}, 150}, .hidden = 72, .intermediate = 264};
     cases.push_back(forward_case(p));
     cases.push_back(backward_case(p));
+    p.grad = DType::BF16;
+    for (const bool accumulate : {false, true}) {
+        p.accumulate = accumulate;
+        cases.push_back(backward_case(p));
+    }
+    p.grad = DType::F32;
     p.padding = 8;
     p.index = DType::I32;
     p.keeps_c = p.scales = false;
@@ -425,6 +431,11 @@ void aligned_cases(std::vector<Case>& cases) {
         p.accumulate = accumulate;
         cases.push_back(backward_case(p));
     }
+    // Several tiles a block of a card, and some left that blocks share.
+    p = {.dtype = DType::BF16, .splits = {"many_tiles", {12000, 0, 9, 5400, 65}, 17480}};
+    p.hidden = p.intermediate = 8;
+    cases.push_back(forward_case(p));
+    cases.push_back(backward_case(p));
     for (const NamedSplits& splits : edge_splits()) {
         p = {.dtype = DType::BF16, .splits = splits, .hidden = 40, .intermediate = 24};
         cases.push_back(forward_case(p));

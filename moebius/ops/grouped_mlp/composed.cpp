@@ -3,16 +3,10 @@
 // backward: dC (M, 2I), the activation and its gradient (M, I each).
 #include "moebius/ops/grouped_gemm/grouped_gemm.h"
 #include "moebius/ops/grouped_mlp/cuda.h"
+#include "moebius/runtime/without_cost.h"
 
 namespace moebius::ops::cuda {
 namespace {
-
-// What the op costs has been counted when it was chosen.
-Exec without_cost(const Exec& exec) {
-    Exec inner = exec;
-    inner.cost = nullptr;
-    return inner;
-}
 
 size_t matrix_bytes(DType dtype, int64_t rows, int64_t columns) {
     return static_cast<size_t>(bytes_of(dtype, rows * columns));
@@ -49,16 +43,8 @@ void grouped_mlp(const GroupedMlpArgs& a, const Exec& outer) {
                  exec);
 }
 
-void grouped_mlp_backward(const GroupedMlpBackwardArgs& a, const Exec& outer) {
-    const Exec exec = without_cost(outer);
-    const int64_t rows = a.x.size(0), intermediate = a.down.size(2);
-    const DType dtype = a.x.dtype;
-    const Scratch wide("grouped_mlp.dc", matrix_bytes(dtype, rows, 2 * intermediate), exec);
-    const Scratch upstream("grouped_mlp.dactivation", matrix_bytes(dtype, rows, intermediate), exec);
-    const Scratch act("grouped_mlp.activation", matrix_bytes(dtype, rows, intermediate), exec);
-    const View dc(wide.as<void>(), dtype, {rows, 2 * intermediate});
-    const View dactivation(upstream.as<void>(), dtype, {rows, intermediate});
-    const View activation(act.as<void>(), dtype, {rows, intermediate});
+void gradients_from_dc(const GroupedMlpBackwardArgs& a, const View& dc, const View& activation,
+                       const Exec& exec) {
     const auto product = [&](GemmKind kind, const View& left, const View& right, const View& out,
                              float beta) {
         grouped_gemm({.kind = kind,
@@ -71,7 +57,29 @@ void grouped_mlp_backward(const GroupedMlpBackwardArgs& a, const Exec& outer) {
                       .beta = beta},
                      exec);
     };
-    product(GemmKind::Dgrad, a.dy, a.down, dactivation, 0);
+    product(GemmKind::Wgrad, a.dy, activation, a.ddown, a.beta_down);
+    product(GemmKind::Wgrad, dc, a.x, a.dgate_up, a.beta_gate_up);
+    product(GemmKind::Dgrad, dc, a.gate_up, a.dx, 0);
+}
+
+void grouped_mlp_backward(const GroupedMlpBackwardArgs& a, const Exec& outer) {
+    const Exec exec = without_cost(outer);
+    const int64_t rows = a.x.size(0), intermediate = a.down.size(2);
+    const DType dtype = a.x.dtype;
+    const Scratch wide("grouped_mlp.dc", matrix_bytes(dtype, rows, 2 * intermediate), exec);
+    const Scratch upstream("grouped_mlp.dactivation", matrix_bytes(dtype, rows, intermediate), exec);
+    const Scratch act("grouped_mlp.activation", matrix_bytes(dtype, rows, intermediate), exec);
+    const View dc(wide.as<void>(), dtype, {rows, 2 * intermediate});
+    const View dactivation(upstream.as<void>(), dtype, {rows, intermediate});
+    const View activation(act.as<void>(), dtype, {rows, intermediate});
+    grouped_gemm({.kind = GemmKind::Dgrad,
+                  .a = a.dy,
+                  .b = a.down,
+                  .out = dactivation,
+                  .split_sizes = a.split_sizes,
+                  .bias = {},
+                  .bias_scale = {}},
+                 exec);
     scaled_glu_backward({.options = a.options,
                          .x = a.c,
                          .scales = a.scales,
@@ -81,9 +89,7 @@ void grouped_mlp_backward(const GroupedMlpBackwardArgs& a, const Exec& outer) {
                          .dscales = a.dscales,
                          .y = activation},
                         exec);
-    product(GemmKind::Wgrad, a.dy, activation, a.ddown, a.beta_down);
-    product(GemmKind::Wgrad, dc, a.x, a.dgate_up, a.beta_gate_up);
-    product(GemmKind::Dgrad, dc, a.gate_up, a.dx, 0);
+    gradients_from_dc(a, dc, activation, exec);
 }
 
 }  // namespace moebius::ops::cuda

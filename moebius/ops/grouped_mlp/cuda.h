@@ -8,4 +8,8 @@ namespace moebius::ops::cuda {
 void grouped_mlp(const GroupedMlpArgs& args, const Exec& exec);
 void grouped_mlp_backward(const GroupedMlpBackwardArgs& args, const Exec& exec);
 
+// The last part of backward: the weights' gradients and dx, from dC (M, 2I) and the activation (M, I).
+void gradients_from_dc(const GroupedMlpBackwardArgs& args, const View& dc, const View& activation,
+                       const Exec& exec);
+
 }  // namespace moebius::ops::cuda

@@ -1,119 +1,107 @@
-// Backward on Hopper: the down product's dgrad, whose epilogue reads C and writes dC, the activation once
-// more and its part of the scales' gradient; then both weights' gradients and the gate-up product's dgrad.
-// Scratch: dC (M, 2I), the activation (M, I), and a float a row and 256 columns of I.
-#include "moebius/ops/grouped_gemm/sm90_launch.cuh"
+// Backward on Hopper: the down product's dgrad, whose finishing warps read C and write dC, the activation
+// once more and its part of the scales' gradient; then both weights' gradients and the gate-up product's
+// dgrad. Scratch: dC (M, 2I), the activation (M, I), and a float a row and 256 columns of I.
+#include "moebius/ops/grouped_mlp/cuda.h"
 #include "moebius/ops/grouped_mlp/sm90.h"
-#include "moebius/ptx/glu.h"
+#include "moebius/ops/grouped_mlp/sm90_finish.cuh"
 #include "moebius/ptx/split_sizes.h"
+#include "moebius/runtime/without_cost.h"
 
 namespace moebius::ops::sm90 {
 namespace {
 
-template <int kRowBlocks, int kColumnBlocks>
-using DownTraits = ProductTraits<false, true, false, false, kRowBlocks, kColumnBlocks>;
+using DownTraits = ProductTraits<false, true, false, false>;
 
-// The sums are the activation's gradient.
+// The sums are the activation's gradient, rounded as the unfused chain stores it.
 template <bool kClamped>
-struct StoreGluBackward {
+struct FinishGluBackward : PlainEpilogue {
+    static constexpr bool kFinishes = true;
     struct Args {
-        Rows dgate, dup;  // halves of dC
-        Rows activation;
-        CUtensorMap gate_map, up_map;  // halves of C, boxes of 64 × 64
-        const __nv_bfloat16* c;        // (capacity, 2I)
-        int64_t c_stride;
+        Matrix gate, up;    // halves of C
+        Matrix dgate, dup;  // halves of dC
+        Matrix activation;
+        int columns;          // of the activation
         const float* scales;  // (capacity), null: 1
         float* partial;       // (tiles of I, capacity): Σ of a tile's columns; null: not asked
         int64_t capacity;
         ptx::GluConstants constants;
     };
-    __device__ static int rows(const Args&) { return 0; }  // not asked: rows are the experts'
+    struct Pair {
+        Eight gate, up;
+    };
 
-    __device__ __forceinline__ static void prefetch(const Args& args, int row, int column) {
-        for (int x = column; x < column + kTileColumns && x < args.activation.columns; x += 64) {
-            for (int y = row; y < row + kTileRows; y += kGroupRows) {
-                ptx::tma_prefetch(&args.gate_map, x, y, 0);
-                ptx::tma_prefetch(&args.up_map, x, y, 0);
-            }
+    // A warp a row. C comes from global memory: to L2 while the tile is still multiplied, to registers some
+    // rows ahead. Registers of a load under way are not moved: that would wait for it.
+    __device__ static void finish(const Args& args, const StagedTile& tile) {
+        constexpr int kAhead = 3;  // rows
+        const int column = tile.column + 8 * tile.lane;
+        const bool exists = column < args.columns;
+        const auto load = [&](int row) {
+            const bool there = exists && row < tile.rows;
+            return Pair{ptx::load_ahead_if(there, args.gate.at(tile.row + row, column)),
+                        ptx::load_ahead_if(there, args.up.at(tile.row + row, column))};
+        };
+        Pair ahead[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) ahead[i] = load(tile.warp + kFinishers * i);
+        for (int row = tile.warp + kFinishers * kAhead; row < tile.rows && exists; row += kFinishers) {
+            ptx::prefetch_l2(args.gate.at(tile.row + row, column));
+            ptx::prefetch_l2(args.up.at(tile.row + row, column));
         }
-    }
-
-    // Gates and ups of a thread's part of a block, as wgmma gives it; zeros where nothing is.
-    __device__ __forceinline__ static void load(const Args& args, StagedBlock& gate, StagedBlock& up,
-                                                int column, const Place& place) {
+        __syncwarp();
+        const RowScales scales(args.scales, tile);
+        tile.wait();
+#pragma unroll 1
+        for (int first = tile.warp; first < tile.rows; first += kFinishers * kAhead) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = place.row + 16 * place.warp + 8 * half + place.lane / 4;
-            const __nv_bfloat16* from = args.c + row * args.c_stride + column + 2 * (place.lane % 4);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const bool exists = row < place.row_end && column + 8 * i < args.activation.columns;
-                gate[2 * i + half] = ptx::load_global_if(exists, from + 8 * i);
-                up[2 * i + half] = ptx::load_global_if(exists, from + args.activation.columns + 8 * i);
-            }
-        }
-    }
-
-    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
-        float scale[2] = {1.0f, 1.0f}, dscale[2] = {0.0f, 0.0f};  // of the thread's two rows
-        const int first_row = place.row + 16 * place.warp + place.lane / 4;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (args.scales != nullptr && first_row + 8 * half < place.row_end)
-                scale[half] = args.scales[first_row + 8 * half];
-        }
-        constexpr int kBlocks = kTileColumns / 64;
-        StagedBlock rounded[kBlocks];  // as the unfused chain stores it; and half the registers
-        StagedBlock gate, up;
-        load(args, gate, up, place.column, place);
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-            round_block(rounded[block], sums, block);
-            ptx::hold(rounded[block]);  // rounded now, not where it is used
-        }
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-            const int column = place.column + 64 * block;
-            if (column >= args.activation.columns) break;
-            StagedBlock next_gate, next_up;
-            if (block + 1 < kBlocks) load(args, next_gate, next_up, column + 64, place);
-            const StagedBlock& dy = rounded[block];
-            StagedBlock activation;
-#pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                const auto backward = [&](float g, float u, float upstream) {
-                    const auto pair = ptx::glu_pair<kClamped, false>(g, u, args.constants);
-                    const ptx::GluGradients gradients = ptx::glu_backward(pair, upstream, scale[i % 2]);
-                    dscale[i % 2] = __fadd_rn(dscale[i % 2], gradients.dscale);
-                    return gradients;
-                };
-                const auto low = backward(ptx::low_bf16(gate[i]), ptx::low_bf16(up[i]), ptx::low_bf16(dy[i]));
-                const auto high =
-                    backward(ptx::high_bf16(gate[i]), ptx::high_bf16(up[i]), ptx::high_bf16(dy[i]));
-                gate[i] = ptx::pack_bf16(low.dgate, high.dgate);
-                up[i] = ptx::pack_bf16(low.dup, high.dup);
-                activation[i] = ptx::pack_bf16(low.activation, high.activation);
-            }
-            store_block(args.dgate, gate, column, place);
-            store_block(args.dup, up, column, place);
-            store_block(args.activation, activation, column, place);
-            if (block + 1 < kBlocks) {
-#pragma unroll
-                for (int i = 0; i < 16; ++i) {
-                    gate[i] = next_gate[i];
-                    up[i] = next_up[i];
-                }
+            for (int i = 0; i < kAhead; ++i) {
+                const int row = first + kFinishers * i;
+                if (row >= tile.rows) break;
+                const uint32_t staged = tile.at(row, tile.lane);
+                const Eight dy = ptx::load_shared(staged);
+                const float dscale =
+                    finish_row(args, tile.row + row, column, exists, ahead[i], dy, scales.of(row));
+                ahead[i] = load(row + kFinishers * kAhead);
+                if (args.partial != nullptr) ptx::store_shared(staged, exists ? dscale : 0.0f, 0.0f);
             }
         }
         if (args.partial == nullptr) return;
+        __syncwarp();  // the terms lie where dy lay
+        const int row = tile.warp + kFinishers * tile.lane;
+        if (row >= tile.rows) return;
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int chunk = 0; chunk < kTileColumns / 8; ++chunk)
+            sum = __fadd_rn(sum, ptx::load_shared_floats(tile.at(row, chunk)).x);
+        args.partial[tile.column / kTileColumns * args.capacity + tile.row + row] = sum;
+    }
+
+    // A thread's eight columns. The scale's gradient of these.
+    __device__ __forceinline__ static float finish_row(const Args& args, int row, int column, bool exists,
+                                                       const Pair& c, const Eight& dy, float scale) {
+        Eight dgate, dup, activation;
+        float dscale = 0.0f;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float sum = dscale[half];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            const int row = first_row + 8 * half;
-            if (place.lane % 4 == 0 && row < place.row_end)
-                args.partial[place.column / kTileColumns * args.capacity + row] = sum;
+        for (int i = 0; i < 4; ++i) {
+            const auto backward = [&](float gate, float up, float upstream) {
+                const auto pair = ptx::glu_pair<kClamped, false>(gate, up, args.constants);
+                const ptx::GluGradients gradients = ptx::glu_backward(pair, upstream, scale);
+                dscale = __fadd_rn(dscale, gradients.dscale);
+                return gradients;
+            };
+            const uint32_t g = c.gate.pairs[i], u = c.up.pairs[i], d = dy.pairs[i];
+            const auto low = backward(ptx::low_bf16(g), ptx::low_bf16(u), ptx::low_bf16(d));
+            const auto high = backward(ptx::high_bf16(g), ptx::high_bf16(u), ptx::high_bf16(d));
+            dgate.pairs[i] = ptx::pack_bf16(low.dgate, high.dgate);
+            dup.pairs[i] = ptx::pack_bf16(low.dup, high.dup);
+            activation.pairs[i] = ptx::pack_bf16(low.activation, high.activation);
         }
+        if (exists) {
+            dgate.store(args.dgate.at(row, column));
+            dup.store(args.dup.at(row, column));
+            activation.store(args.activation.at(row, column));
+        }
+        return dscale;
     }
 };
 
@@ -136,14 +124,13 @@ void down_dgrad(const GroupedMlpBackwardArgs& a, const View& dc, const View& act
     const int64_t tiles = (intermediate + kTileColumns - 1) / kTileColumns;
     const Scratch partial("grouped_mlp.dscales",
                           a.dscales ? static_cast<size_t>(tiles * rows) * sizeof(float) : 0, exec);
-    const typename StoreGluBackward<kClamped>::Args store{
-        .dgate = rows_of(dc.columns(0, intermediate)),
-        .dup = rows_of(dc.columns(intermediate, intermediate)),
-        .activation = rows_of(activation),
-        .gate_map = tensor_map(a.c.columns(0, intermediate), kGroupRows),
-        .up_map = tensor_map(a.c.columns(intermediate, intermediate), kGroupRows),
-        .c = static_cast<const __nv_bfloat16*>(a.c.data),
-        .c_stride = a.c.stride[0],
+    const typename FinishGluBackward<kClamped>::Args finish{
+        .gate = Matrix(a.c.columns(0, intermediate)),
+        .up = Matrix(a.c.columns(intermediate, intermediate)),
+        .dgate = Matrix(dc.columns(0, intermediate)),
+        .dup = Matrix(dc.columns(intermediate, intermediate)),
+        .activation = Matrix(activation),
+        .columns = static_cast<int>(intermediate),
         .scales = a.scales ? a.scales.as<float>() : nullptr,
         .partial = a.dscales ? partial.as<float>() : nullptr,
         .capacity = rows,
@@ -154,8 +141,7 @@ void down_dgrad(const GroupedMlpBackwardArgs& a, const View& dc, const View& act
                           .capacity = rows,
                           .columns = intermediate,
                           .depth = a.dy.size(1)};
-    launch_product<DownTraits<1, 1>, StoreGluBackward<kClamped>>("grouped_mlp.down_dgrad", product, store,
-                                                                 exec);
+    launch_product<DownTraits, FinishGluBackward<kClamped>>("grouped_mlp.down_dgrad", product, finish, exec);
     if (!a.dscales) return;
     const ptx::SplitSizes sizes{.data = a.split_sizes.data,
                                 .is_i64 = a.split_sizes.dtype == DType::I64,
@@ -170,8 +156,7 @@ void down_dgrad(const GroupedMlpBackwardArgs& a, const View& dc, const View& act
 
 void grouped_mlp_backward(const GroupedMlpBackwardArgs& a, const Exec& outer) {
     const int64_t rows = a.x.size(0), intermediate = a.down.size(2);
-    Exec exec = outer;
-    exec.cost = nullptr;  // counted when the op was chosen
+    const Exec exec = without_cost(outer);
     const auto bytes = [&](int64_t columns) {
         return static_cast<size_t>(bytes_of(DType::BF16, rows * columns));
     };
@@ -184,21 +169,7 @@ void grouped_mlp_backward(const GroupedMlpBackwardArgs& a, const Exec& outer) {
     } else if (rows > 0) {
         down_dgrad<true>(a, dc, activation, exec);
     }
-    const auto product = [&](GemmKind kind, const View& left, const View& right, const View& out,
-                             float beta) {
-        grouped_gemm({.kind = kind,
-                      .a = left,
-                      .b = right,
-                      .out = out,
-                      .split_sizes = a.split_sizes,
-                      .bias = {},
-                      .bias_scale = {},
-                      .beta = beta},
-                     exec);
-    };
-    product(GemmKind::Wgrad, a.dy, activation, a.ddown, a.beta_down);
-    product(GemmKind::Wgrad, dc, a.x, a.dgate_up, a.beta_gate_up);
-    product(GemmKind::Dgrad, dc, a.gate_up, a.dx, 0);
+    cuda::gradients_from_dc(a, dc, activation, exec);
 }
 
 }  // namespace moebius::ops::sm90

@@ -1,55 +1,52 @@
-// Forward on Hopper: the gate-up product, whose epilogue has a pair's gate and up in one thread and writes
-// the pre-activation and the activation; then the down product. Scratch: the activation (M, I).
-#include "moebius/ops/grouped_gemm/sm90_launch.cuh"
+// Forward on Hopper: the gate-up product, whose finishing warps have a pair's gate and up beside each other
+// and write the pre-activation and the activation; then the down product. Scratch: the activation (M, I).
 #include "moebius/ops/grouped_mlp/sm90.h"
-#include "moebius/ptx/glu.h"
+#include "moebius/ops/grouped_mlp/sm90_finish.cuh"
+#include "moebius/runtime/without_cost.h"
 
 namespace moebius::ops::sm90 {
 namespace {
 
-template <int kRowBlocks, int kColumnBlocks>
-using GateUpTraits = ProductTraits<false, false, false, true, kRowBlocks, kColumnBlocks>;
+using GateUpTraits = ProductTraits<false, false, false, true>;
 
 // Sums 0 … 127 of a row are gates, 128 … 255 the ups of the same columns. Rounded as the unfused chain stores
 // them.
 template <bool kClamped>
-struct StoreActivation {
+struct FinishActivation : PlainEpilogue {
+    static constexpr bool kFinishes = true;
     struct Args {
-        Rows gate, up;  // halves of C
-        Rows activation;
+        Matrix gate, up;  // halves of C; without data: not kept
+        Matrix activation;
+        int columns;          // of the activation
         const float* scales;  // (capacity), null: 1
         ptx::GluConstants constants;
-        int keeps_c;
     };
-    __device__ static int rows(const Args&) { return 0; }  // not asked: rows are the experts'
-    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
-        float scale[2] = {1.0f, 1.0f};  // of the thread's two rows
+
+    // Half a warp a row.
+    __device__ static void finish(const Args& args, const StagedTile& tile) {
+        const RowScales scales(args.scales, tile);
+        const int chunk = tile.lane % 16, column = tile.column + 8 * chunk;
+        tile.wait();
+        for (int first = 2 * tile.warp; first < tile.rows; first += 2 * kFinishers) {
+            const int row = first + tile.lane / 16;
+            const float scale = scales.of(row);
+            const Eight gate = ptx::load_shared(tile.at(row, chunk)),
+                        up = ptx::load_shared(tile.at(row, 16 + chunk));
+            Eight activation;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = place.row + 16 * place.warp + 8 * half + place.lane / 4;
-            if (args.scales != nullptr && row < place.row_end) scale[half] = args.scales[row];
-        }
-#pragma unroll
-        for (int block = 0; block < 2; ++block) {
-            const int column = place.column + 64 * block;
-            if (column >= args.activation.columns) break;
-            StagedBlock gate, up, activation;
-            round_block(gate, sums, block);
-            round_block(up, sums, block + 2);
-#pragma unroll
-            for (int i = 0; i < 16; ++i) {
+            for (int i = 0; i < 4; ++i) {
                 const auto value = [&](float g, float u) {
-                    return ptx::glu_forward(ptx::glu_pair<kClamped, false>(g, u, args.constants),
-                                            scale[i % 2]);
+                    return ptx::glu_forward(ptx::glu_pair<kClamped, false>(g, u, args.constants), scale);
                 };
-                activation[i] = ptx::pack_bf16(value(ptx::low_bf16(gate[i]), ptx::low_bf16(up[i])),
-                                               value(ptx::high_bf16(gate[i]), ptx::high_bf16(up[i])));
+                const uint32_t g = gate.pairs[i], u = up.pairs[i];
+                activation.pairs[i] = ptx::pack_bf16(value(ptx::low_bf16(g), ptx::low_bf16(u)),
+                                                     value(ptx::high_bf16(g), ptx::high_bf16(u)));
             }
-            if (args.keeps_c) {
-                store_block(args.gate, gate, column, place);
-                store_block(args.up, up, column, place);
-            }
-            store_block(args.activation, activation, column, place);
+            if (row >= tile.rows || column >= args.columns) continue;
+            activation.store(args.activation.at(tile.row + row, column));
+            if (args.gate.data == nullptr) continue;
+            gate.store(args.gate.at(tile.row + row, column));
+            up.store(args.up.at(tile.row + row, column));
         }
     }
 };
@@ -57,13 +54,15 @@ struct StoreActivation {
 template <bool kClamped>
 void gate_up(const GroupedMlpArgs& a, const View& activation, const Exec& exec) {
     const int64_t intermediate = a.down.size(2);
-    typename StoreActivation<kClamped>::Args store{};
-    store.activation = rows_of(activation);
-    store.gate = a.c ? rows_of(a.c.columns(0, intermediate)) : store.activation;
-    store.up = a.c ? rows_of(a.c.columns(intermediate, intermediate)) : store.activation;
-    store.scales = a.scales ? a.scales.as<float>() : nullptr;
-    store.constants = {a.options.limit, a.options.alpha, a.options.offset};
-    store.keeps_c = a.c ? 1 : 0;
+    typename FinishActivation<kClamped>::Args finish{};
+    if (a.c) {
+        finish.gate = Matrix(a.c.columns(0, intermediate));
+        finish.up = Matrix(a.c.columns(intermediate, intermediate));
+    }
+    finish.activation = Matrix(activation);
+    finish.columns = static_cast<int>(intermediate);
+    finish.scales = a.scales ? a.scales.as<float>() : nullptr;
+    finish.constants = {a.options.limit, a.options.alpha, a.options.offset};
     const Product product{.a = a.x,
                           .b = a.gate_up,
                           .split_sizes = a.split_sizes,
@@ -71,8 +70,7 @@ void gate_up(const GroupedMlpArgs& a, const View& activation, const Exec& exec) 
                           .columns = intermediate,
                           .depth = a.x.size(1),
                           .second = intermediate};
-    launch_product<GateUpTraits<1, 1>, StoreActivation<kClamped>>("grouped_mlp.gate_up", product, store,
-                                                                  exec);
+    launch_product<GateUpTraits, FinishActivation<kClamped>>("grouped_mlp.gate_up", product, finish, exec);
 }
 
 }  // namespace
@@ -80,8 +78,7 @@ void gate_up(const GroupedMlpArgs& a, const View& activation, const Exec& exec) 
 void grouped_mlp(const GroupedMlpArgs& a, const Exec& outer) {
     const int64_t rows = a.x.size(0), intermediate = a.down.size(2);
     if (rows == 0) return;
-    Exec exec = outer;
-    exec.cost = nullptr;  // counted when the op was chosen
+    const Exec exec = without_cost(outer);
     const Scratch scratch("grouped_mlp.activation",
                           static_cast<size_t>(bytes_of(DType::BF16, rows * intermediate)), exec);
     const View activation(scratch.as<void>(), DType::BF16, {rows, intermediate});
