@@ -31,23 +31,47 @@ __device__ __forceinline__ float sigmoid(float x) {
     }
 }
 
-// Every kernel on bf16 data takes kPrecise = false, every kernel on fp32 data true.
-template <bool kClamped, bool kPrecise>
-__device__ __forceinline__ GluPair glu_pair(float gate, float up, const GluConstants& constants) {
+// The same of several values, for bf16 data: step by step, so that their latencies overlap where a warp is
+// alone on its scheduler.
+template <int kCount>
+__device__ __forceinline__ void sigmoids(float (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+        asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(x[i]) : "f"(__fmul_rn(x[i], -1.44269504f)));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+        asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(x[i]) : "f"(__fadd_rn(1.0f, x[i])));
+}
+
+// What the sigmoid is taken of.
+template <bool kClamped>
+__device__ __forceinline__ float sigmoid_argument(float gate, const GluConstants& constants) {
+    if constexpr (!kClamped) return gate;
+    return __fmul_rn(gate > constants.limit ? constants.limit : gate, constants.alpha);
+}
+
+// s: the sigmoid.
+template <bool kClamped>
+__device__ __forceinline__ GluPair glu_pair_of(float s, float gate, float up, const GluConstants& constants) {
     if constexpr (!kClamped) {
-        const float s = sigmoid<kPrecise>(gate);
         const float value = __fmul_rn(gate, s);
         return {value, __fmaf_rn(value, __fsub_rn(1.0f, s), s), up, 1.0f};
     } else {
         const float limit = constants.limit;
         const float a = gate > limit ? limit : gate;
         const float u = up > limit ? limit : up < -limit ? -limit : up;
-        const float s = sigmoid<kPrecise>(__fmul_rn(a, constants.alpha));
         const float value = __fmul_rn(a, s);
         const float derivative = __fmaf_rn(__fmul_rn(value, constants.alpha), __fsub_rn(1.0f, s), s);
         return {value, gate <= limit ? derivative : 0.0f, __fadd_rn(u, constants.offset),
                 up >= -limit && up <= limit ? 1.0f : 0.0f};
     }
+}
+
+// Every kernel on bf16 data takes kPrecise = false, every kernel on fp32 data true.
+template <bool kClamped, bool kPrecise>
+__device__ __forceinline__ GluPair glu_pair(float gate, float up, const GluConstants& constants) {
+    return glu_pair_of<kClamped>(sigmoid<kPrecise>(sigmoid_argument<kClamped>(gate, constants)), gate, up,
+                                 constants);
 }
 
 __device__ __forceinline__ float glu_forward(const GluPair& pair, float scale) {

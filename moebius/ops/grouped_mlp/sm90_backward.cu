@@ -33,7 +33,7 @@ struct FinishGluBackward : PlainEpilogue {
     // A warp a row. C comes from global memory: to L2 while the tile is still multiplied, to registers some
     // rows ahead. Registers of a load under way are not moved: that would wait for it.
     __device__ static void finish(const Args& args, const StagedTile& tile) {
-        constexpr int kAhead = 3;  // rows
+        constexpr int kAhead = 2;  // rows
         const int column = tile.column + 8 * tile.lane;
         const bool exists = column < args.columns;
         const auto load = [&](int row) {
@@ -79,19 +79,28 @@ struct FinishGluBackward : PlainEpilogue {
     // A thread's eight columns. The scale's gradient of these.
     __device__ __forceinline__ static float finish_row(const Args& args, int row, int column, bool exists,
                                                        const Pair& c, const Eight& dy, float scale) {
+        float sigmoids[8];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t g = c.gate.pairs[i];
+            sigmoids[2 * i] = ptx::sigmoid_argument<kClamped>(ptx::low_bf16(g), args.constants);
+            sigmoids[2 * i + 1] = ptx::sigmoid_argument<kClamped>(ptx::high_bf16(g), args.constants);
+        }
+        ptx::sigmoids(sigmoids);
         Eight dgate, dup, activation;
         float dscale = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const auto backward = [&](float gate, float up, float upstream) {
-                const auto pair = ptx::glu_pair<kClamped, false>(gate, up, args.constants);
+            const auto backward = [&](float sigmoid, float gate, float up, float upstream) {
+                const auto pair = ptx::glu_pair_of<kClamped>(sigmoid, gate, up, args.constants);
                 const ptx::GluGradients gradients = ptx::glu_backward(pair, upstream, scale);
                 dscale = __fadd_rn(dscale, gradients.dscale);
                 return gradients;
             };
             const uint32_t g = c.gate.pairs[i], u = c.up.pairs[i], d = dy.pairs[i];
-            const auto low = backward(ptx::low_bf16(g), ptx::low_bf16(u), ptx::low_bf16(d));
-            const auto high = backward(ptx::high_bf16(g), ptx::high_bf16(u), ptx::high_bf16(d));
+            const auto low = backward(sigmoids[2 * i], ptx::low_bf16(g), ptx::low_bf16(u), ptx::low_bf16(d));
+            const auto high =
+                backward(sigmoids[2 * i + 1], ptx::high_bf16(g), ptx::high_bf16(u), ptx::high_bf16(d));
             dgate.pairs[i] = ptx::pack_bf16(low.dgate, high.dgate);
             dup.pairs[i] = ptx::pack_bf16(low.dup, high.dup);
             activation.pairs[i] = ptx::pack_bf16(low.activation, high.activation);
