@@ -314,7 +314,12 @@ Case product_case(const Problem& p) {
         // A tensor core adds 16 products at a time to a running sum that it truncates (see grouped_gemm's
         // cases).
         const int64_t longest = *std::max_element(p.splits.sizes.begin(), p.splits.sizes.end());
-        const int64_t truncations = ceil_div(p.wgrad() ? longest : p.forward() ? p.k : p.n, 16);
+        const int64_t depth = p.wgrad() ? longest : p.forward() ? p.k : p.n;
+        int64_t truncations = ceil_div(depth, 16);
+        // Of eight-bit operands 32 products at a time, to about 14 bits: a unit of those is 2^10 half ones of
+        // fp32. Sums leave the tensor core after 128 of the depth, or (`fast`) at its end.
+        if (p.scale != ScaleKind::MX32)
+            truncations = ceil_div(p.fast ? depth : std::min<int64_t>(depth, 128), 32) << 10;
         out.roundings = truncations * truncations;
     }
     c.tensors.push_back(out);
