@@ -27,7 +27,7 @@ constexpr Variant<NoteArgs> kNote[] = {
 std::string ran(const ForcedVariants* forced, VariantLog* log = nullptr) {
     const Device device = Device::cpu();
     std::string name;
-    dispatch<NoteArgs>("note", kNote, {&name}, {.device = &device, .log = log, .forced = forced}, {});
+    dispatch<NoteArgs>("note", kNote, {&name}, {.device = &device, .forced = forced, .log = log}, {});
     return name;
 }
 
