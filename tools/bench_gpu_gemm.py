@@ -68,15 +68,14 @@ class Products:
     def run(self):
         if not self.find_warm():
             return
-        mlps = {}
-        for case, (experts, sizes) in PRODUCTS.items():
+        ours, mlps = {}, {}
+        for part, found in (("grouped_gemm/", ours), ("grouped_mlp", mlps)):
             try:
-                ours = self.our_products(f".{experts}")
+                found.update(self.our_products(part))
             except Failed as error:
-                self.bench.fail(f"ours in grouped_gemm.{case}", error)
-                continue
-            mlps.update(ours)
-            note(f"products {case}: ours: {len(ours)} cases ({self.bench.seconds()})")
+                self.bench.fail(f"ours, {part}", error)
+            note(f"{part}: ours: {len(found)} cases ({self.bench.seconds()})")
+        for case, (experts, sizes) in PRODUCTS.items():
             theirs = {}
             try:
                 theirs = self.their_products(case)
@@ -87,12 +86,6 @@ class Products:
             self.bench.write("gemm")
             if self.options.quick:
                 break
-        if not self.options.quick:
-            try:
-                mlps.update(self.our_products(".64_experts"))
-                note(f"MLPs: ours ({self.bench.seconds()})")
-            except Failed as error:
-                self.bench.fail("ours in mlp.fine_64e", error)
         self.mlp_cases(mlps)
         self.bench.write("gemm")
 

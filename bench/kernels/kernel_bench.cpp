@@ -117,7 +117,8 @@ class Bench {
             if (entry.op == c.op) chosen = entry.chosen;
         }
         std::string checked = "no: too large";
-        if (cost.flops <= options_.check) {
+        // What only moves bytes has few operations, and a reference that takes as long.
+        if (cost.flops <= options_.check && cost.bytes <= options_.check / 16) {
             const CheckResult result = check(c, c.run, exec);
             if (!result.passed) throw Error(fmt::format("{} by {}: {}", label, chosen, result.message));
             checked = "yes";

@@ -257,7 +257,8 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         }
         float sums[128];
         [[maybe_unused]] float factor = 1;
-        if constexpr (T::kScaling == Scaling::Tensor)
+        // Nobody has to give an empty expert a scale.
+        if (T::kScaling == Scaling::Tensor && !place.empty)
             factor = __ldg(args.scales_a + unit.expert) * __ldg(args.scales_b + unit.expert);
         if constexpr (T::kPromote) {
             sum_promoted<T>(sums, args, shared, place, ring, turns, stages, leads);

@@ -102,6 +102,13 @@ void add_side(Case& c, const Problem& p, const Side& s) {
         }
         data.written = [=](int64_t i) { return codes[static_cast<size_t>(i)]; };
         scale.written = [=](int64_t i) { return scales[static_cast<size_t>(i)]; };
+    } else if (s.shapes.transposed && !s.matrix.weight) {
+        // Whole blocks of rows, side by side; behind them nothing.
+        int64_t blocks = 0;
+        for (const ExpertPart& part : p.parts()) blocks += round_up(part.rows, 128) / 128;
+        const int64_t pitch = s.shapes.data[1], columns = s.matrix.columns;
+        data.written = [=](int64_t i) { return i % pitch < blocks * 128; };
+        if (p.scale == ScaleKind::Block128) scale.written = [=](int64_t i) { return i < blocks * columns; };
     }
     c.tensors.push_back(data);
     c.tensors.push_back(scale);
