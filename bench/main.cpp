@@ -14,7 +14,7 @@ constexpr const char* kHelp =
     "moebius_bench step [--mode=loop|grouped_linear|fused_grouped_mlp] [--dtype=fp32|bf16] [--threads=N]\n"
     "                   [--rows=8] [--length=1024] [--tokens=FILE of int32]\n"
     "    reads lines from standard input: step, sgemm, quit; answers each with seconds\n"
-    "moebius_bench train [--config=bench_8x7b_layers] [--rows=2] [--length=8192] [--warm=5] [--steps=20]\n"
+    "moebius_bench train [--config=bench_8x7b_layers] [--configs=DIR] [--rows=2] [--length=8192] [--warm=5] [--steps=20]\n"
     "                    [KEY=VALUE…]\n"
     "        steps of a configuration on random tokens, queued without waiting: their times, the host's time "
     "to\n"

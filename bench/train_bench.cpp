@@ -66,10 +66,11 @@ class RandomBatch {
     std::vector<Arrays> arrays_;
 };
 
-config::TrainConfig load_config(const std::string& name, std::vector<std::string> overrides) {
+config::TrainConfig load_config(const std::string& name, const fs::path& configs,
+                                std::vector<std::string> overrides) {
     overrides.insert(overrides.begin(), "num_train_steps=1");
     return config::load({.config_name = name,
-                         .search_dirs = {fs::path(MOEBIUS_SOURCE_DIR) / "configs"},
+                         .search_dirs = {configs},
                          .overrides = std::move(overrides),
                          .choices = train::registry_choices(),
                          .allow_missing = true})
@@ -121,21 +122,21 @@ Measured measure(train::Step& step, const data::StepBatch& batch, double rate, i
 
 int run_train(Options options) {
     const std::string name = options.text("config", "bench_8x7b_layers");
+    // A program built elsewhere finds no configurations where its sources lay.
+    const fs::path configs = options.text("configs", MOEBIUS_SOURCE_DIR "/configs");
     const int64_t rows = options.number("rows", 2), length = options.number("length", 8192);
     const int64_t warm = options.number("warm", 5), steps = options.number("steps", 20);
     options.done(options.rest().size());
     if (rows < 1 || length < 2 || steps < 1 || warm < 2) {
         throw Error("--rows and --steps are at least 1, --length and --warm at least 2");
     }
-    const config::TrainConfig c = load_config(name, options.rest());
+    const config::TrainConfig c = load_config(name, configs, options.rest());
     train::Machine machine(c.device,
                            static_cast<int>(c.num_threads > 0 ? c.num_threads : train::available_cpus()));
     train::check_device(c, machine.device());
     const auto world = make_communicator("self");
-    models::Model model(
-        config::ModelConfig::load(c.config_name_or_path, {fs::path(MOEBIUS_SOURCE_DIR) / "configs"},
-                                  c.config_kwargs),
-        train::model_options(c));
+    models::Model model(config::ModelConfig::load(c.config_name_or_path, {configs}, c.config_kwargs),
+                        train::model_options(c));
     nn::Run run{.exec = machine.exec(&c.kernels), .dtype = train::dtype_from(c.dtype), .world = world.get()};
     const double begin = seconds_now();
     model.place(train::place_options(c), run.exec);

@@ -15,7 +15,7 @@ class Start:
     def once(self):
         """Seconds until the program has trained its one step and ended: an upper bound of the first step's end."""
         with tempfile.TemporaryDirectory() as folder:
-            command = [self.options.bin / "moebius", "train", "--config-name=L0_sanity", f"dataset.path={self.options.genome}"]
+            command = [self.options.bin / "moebius", "train", f"--config-path={ROOT / 'configs'}", "--config-name=L0_sanity", f"dataset.path={self.options.genome}"]
             command += ["device=cuda", "num_train_steps=1", f"logger.run_dir={folder}/run", "checkpoint.save_final_model=false"]
             command += ["validation.fraction=0", "dtype=bf16"]
             begin = time.monotonic()

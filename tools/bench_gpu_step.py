@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 
-from bench_gpu_common import GIB, Failed, Process, clocks_of, json_of, note, rounded, side
+from bench_gpu_common import GIB, ROOT, Failed, Process, clocks_of, json_of, note, rounded, side
 
 FINE = {"hidden_size": 2048, "intermediate_size": 1024, "num_local_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 4}
 # What is not as in the configuration bench_8x7b_layers.
@@ -49,7 +49,7 @@ class Steps:
         shape = [f"config_kwargs.{key}={value}" for key, value in SHAPES[kind.shape].items()]
         shape += COMPARED if kind.compared else []
         shape += [f"grad_acc_steps={kind.micro_batches}"] if kind.micro_batches > 1 else []
-        command = [self.options.bin / "moebius_bench", "train", "--config=bench_8x7b_layers", "--rows=2", "--length=8192"]
+        command = [self.options.bin / "moebius_bench", "train", "--config=bench_8x7b_layers", f"--configs={ROOT / 'configs'}", "--rows=2", "--length=8192"]
         command += [f"--warm={2 if self.options.quick else 3}", f"--steps={self.options.samples}"]
         command += ["dtype=bf16", f"expert_ffn_mode={mode}", *shape]
         program = Process("moebius_bench", command)
