@@ -49,32 +49,11 @@ __device__ __forceinline__ float2 load_shared_floats(uint32_t address) {
     return value;
 }
 
-// 0 where not `exists`. Volatile: the compiler does not bring it forward, where it would hold registers.
-__device__ __forceinline__ uint32_t load_global_if(bool exists, const void* address) {
-    uint32_t value;
-    asm volatile(
-        "{\n"
-        ".reg .pred exists;\n"
-        "setp.ne.b32 exists, %2, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "@exists ld.global.nc.b32 %0, [%1];\n"
-        "}"
-        : "=r"(value)
-        : "l"(address), "r"(static_cast<int>(exists)));
-    return value;
-}
-
 // Round to nearest even; `low` goes to the lower half: the lower address.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
-}
-// Keeps the compiler from computing the values later than here.
-template <int kCount>
-__device__ __forceinline__ void hold(uint32_t (&values)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(values[i]));
 }
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);

@@ -1,4 +1,4 @@
-// Register budgets, fences, named barriers, clusters (sm_90).
+// Register budgets, fences, named barriers (sm_90).
 #pragma once
 
 namespace moebius::ptx {
@@ -24,17 +24,6 @@ __device__ __forceinline__ void named_barrier_wait(int barrier, int threads) {
 }
 __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// All threads of all blocks of the cluster.
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
 }
 
 }  // namespace moebius::ptx

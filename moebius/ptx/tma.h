@@ -30,25 +30,6 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
         : "memory");
 }
 
-// Into the blocks of the cluster whose bits are set in `blocks`, at the same offsets; each one's own barrier
-// counts.
-__device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                                   uint16_t blocks, int x, int y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to),
-        "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y)
-        : "memory");
-}
-__device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                                   uint16_t blocks, int x, int y, int z) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
-        "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z)
-        : "memory");
-}
-
 // Brings a box into L2.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int y, int z) {
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
