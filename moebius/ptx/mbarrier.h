@@ -8,7 +8,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// By one thread, before anybody uses it; then fence_barrier_init() and a barrier of the block (or cluster).
+// By one thread, before anybody uses it; then fence_barrier_init() and a barrier of the block.
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

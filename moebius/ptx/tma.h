@@ -30,13 +30,6 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
         : "memory");
 }
 
-// Brings a box into L2.
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int y, int z) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
-                 "r"(y), "r"(z)
-                 : "memory");
-}
-
 // Stores read shared memory through the async proxy: threads that wrote it fence (fence_async_shared) and
 // meet at a barrier before one thread stores. A store belongs to that thread's next group.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, int x, int y) {

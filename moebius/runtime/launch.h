@@ -24,7 +24,6 @@ inline cudaStream_t cuda_stream(const Exec& exec) {
 struct LaunchShape {
     dim3 grid, block;
     size_t shared_bytes = 0;  // dynamic; above 48 KiB the kernel's limit is raised first
-    unsigned cluster = 1;     // blocks of a cluster, along x; grid.x is a multiple of it
 };
 
 // `arguments` convert to the kernel's parameters as in a call. A grid with a zero does nothing.
@@ -38,17 +37,11 @@ void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& 
                                         static_cast<int>(shape.shared_bytes)),
                    name);
     }
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = shape.cluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;
     config.blockDim = shape.block;
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = cuda_stream(exec);
-    config.attrs = &cluster;
-    config.numAttrs = shape.cluster > 1 ? 1 : 0;
     cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
 }
 
