@@ -13,8 +13,7 @@ inline constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 std::string unavailable(const GemmArgs& args, const Exec& exec);
 void gemm(const GemmArgs& args, const Exec& exec);
 // The same for an fp32 `a` and a bf16 `b`, `a` in three parts. A dgrad over at most kMostSideBySide features
-// is one product, which adds to any `out`; others are three, whose sum in bf16 must be dense and added to
-// nothing.
+// is one product, which adds to any `out`; others are three, whose sum in bf16 must be dense.
 inline constexpr int64_t kMostSideBySide = 1024;
 inline bool split_side_by_side(const GemmArgs& args) {
     return args.kind == GemmKind::Dgrad && args.a.size(1) <= kMostSideBySide && args.b.contiguous();
