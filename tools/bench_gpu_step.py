@@ -16,6 +16,9 @@ STATE = {
 }
 
 
+RECIPES = {"fp8_block": "Float8BlockScaling", "fp8_current": "Float8CurrentScaling", "fp8_delayed": "DelayedScaling", "mxfp8": "MXFP8BlockScaling"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """A step that is timed: ours, and which of Hugging Face's experts beside it."""
@@ -23,18 +26,22 @@ class Kind:
     shape: str
     compared: bool = True  # with the other side's optimizer state
     micro_batches: int = 1
+    recipe: str = ""  # of low precision: one of RECIPES
     experts: tuple = ("grouped_mm", "eager")
 
     @property
     def name(self):
         ending = "" if self.compared else ".fp32_state"
-        return f"{self.shape}.bf16{ending}" + (f".acc{self.micro_batches}" if self.micro_batches > 1 else "")
+        return f"{self.shape}.{self.recipe or 'bf16'}{ending}" + (f".acc{self.micro_batches}" if self.micro_batches > 1 else "")
 
 
 STEPS = [
     Kind("8x7b_2l"),
     Kind("fine_64e_4l"),
+    *(Kind(shape, recipe=recipe, experts=()) for recipe in RECIPES for shape in SHAPES),
     Kind("8x7b_2l", micro_batches=4, experts=("grouped_mm",)),
+    Kind("8x7b_2l", recipe="fp8_block", micro_batches=4, experts=()),
+    Kind("8x7b_2l", recipe="fp8_block", compared=False, experts=()),
     Kind("8x7b_2l", compared=False, experts=()),
     Kind("fine_64e_4l", compared=False, experts=()),
 ]
@@ -48,6 +55,7 @@ class Steps:
     def our_step(self, kind, mode):
         shape = [f"config_kwargs.{key}={value}" for key, value in SHAPES[kind.shape].items()]
         shape += COMPARED if kind.compared else []
+        shape += ["fp8_config.enabled=true", f"fp8_config.fp8_recipe={RECIPES[kind.recipe]}"] if kind.recipe else []
         shape += [f"grad_acc_steps={kind.micro_batches}"] if kind.micro_batches > 1 else []
         command = [self.options.bin / "moebius_bench", "train", "--config=bench_8x7b_layers", f"--configs={ROOT / 'configs'}", "--rows=2", "--length=8192"]
         command += [f"--warm={2 if self.options.quick else 3}", f"--steps={self.options.samples}"]
@@ -79,6 +87,7 @@ class Steps:
         return sides
 
     def run(self):
+        bf16 = {}  # (shape, micro-batches): the other sides' steps
         for kind in STEPS:
             ours, case = {}, kind.name
             for mode in self.options.modes:
@@ -88,7 +97,9 @@ class Steps:
                     note(f"{case}: ours, {mode}: {1e3 * statistics.median(result['samples']):.2f} ms ({self.bench.seconds()})")
                 except Failed as error:
                     self.bench.fail(f"ours, {mode}, in {case}", error)
-            theirs = self.their_step(kind)
+            # Under a recipe ours stand beside what theirs took in bf16 in this run.
+            theirs = self.their_step(kind) or (kind.recipe and kind.compared and bf16.get((kind.shape, kind.micro_batches))) or {}
+            bf16.setdefault((kind.shape, kind.micro_batches), theirs)
             for name, (line, _) in theirs.items():
                 note(f"{case}: {name}: {line['median']:.2f} ms, {line.get('back_to_back', 0):.2f} queued ({self.bench.seconds()})")
             for mode, (result, at) in ours.items():
