@@ -50,7 +50,10 @@ class Products:
         """{(kind, routing): {side: (line, clocks and watts)}}"""
         routing = "balanced" if self.options.quick else "balanced,skewed"
         result = {}
-        for came, line in self.bench.ask_torch(f"gemm --case {case} --routing {routing} --samples {self.options.samples}"):
+        words = f"gemm --case {case} --routing {routing} --samples {self.options.samples}"
+        library = self.options.bin.parent / "lib" / "libmoebius_torch.so"
+        words += f" --moebius {library}" if library.is_file() else ""
+        for came, line in self.bench.ask_torch(words):
             key = (line["case"].split(".")[2], line["routing"])
             result.setdefault(key, {})[line["side"]] = (line, self.bench.meter.between(came - HEAT, came))
         return result
@@ -111,6 +114,9 @@ class Products:
                     if torch and out == "bf16":
                         others["torch"] = side(torch[0]["samples"], version=torch[0]["version"], **(torch[1] or clocks_of(torch[0])))
                         ratio["torch"] = rounded(rates["median"] / others["torch"]["median"])
+                    inside = theirs.get((kind, routing), {}).get("moebius_in_torch")
+                    if inside and out == "bf16":
+                        more["ours_in_torch"] = side(inside[0]["samples"], **(inside[1] or clocks_of(inside[0])))
                     if dense:
                         more["limit"] = limit_of(dense[0]["median"], rates["median"], "dense bf16 cuBLAS product of the same FLOPs")
                         more["limit"].update(dense[1] or clocks_of(dense[0]))

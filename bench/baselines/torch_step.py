@@ -257,6 +257,19 @@ def measure_products(case, routings, options):
     weight = torch.randn(experts, outer, inner, **bf16) * 0.02
     shapes = {"experts": experts, "rows": rows, "in": inner, "out": outer}
 
+    ours = None
+    if options.moebius:
+        sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "torch"))
+        from moebius_torch import Moebius
+
+        ours = Moebius(options.moebius)
+
+    def alike(mine, theirs):
+        """Raises unless both products are the same but for their sums' order, in bf16."""
+        error = ((mine.float() - theirs.float()).norm() / theirs.float().norm()).item()
+        if not error < 4e-3:
+            raise RuntimeError(f"ours differs from torch's by {error:.2e} of its norm")
+
     def report(side, kind, routing, run):
         line = {"case": f"grouped_gemm.{case}.{kind}.bf16" + (".skewed" if routing == "skewed" else ""), "side": side}
         try:
@@ -272,6 +285,20 @@ def measure_products(case, routings, options):
         report("torch", "fwd", routing, lambda: grouped(x, weight.transpose(-2, -1), offs=offsets))
         report("torch", "dgrad", routing, lambda: grouped(dy, weight, offs=offsets))
         report("torch", "wgrad", routing, lambda: grouped(dy.t(), x, offs=offsets))
+        if not ours:
+            continue
+        # Ours in this process, on the same tensors.
+        sizes = splits(experts, rows, routing).cuda()
+        for kind, a, b, other in (
+            ("fwd", x, weight, lambda: grouped(x, weight.transpose(-2, -1), offs=offsets)),
+            ("dgrad", dy, weight, lambda: grouped(dy, weight, offs=offsets)),
+            ("wgrad", dy, x, lambda: grouped(dy.t(), x, offs=offsets)),
+        ):
+            theirs = other()
+            out = torch.empty(theirs.shape, **bf16)
+            alike(ours.grouped_gemm(kind, a, b, sizes, out), theirs)
+            del theirs
+            report("moebius_in_torch", kind, routing, lambda: ours.grouped_gemm(kind, a, b, sizes, out))
     one = weight[0]
     report("cublas", "fwd", "dense", lambda: x @ one.t())
     report("cublas", "dgrad", "dense", lambda: dy @ one)
@@ -316,6 +343,7 @@ def arguments(given=None):
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--heat", type=float, default=0.5, help="seconds that a product runs before its samples")
+    parser.add_argument("--moebius", type=pathlib.Path, help="libmoebius_torch.so: gemm times ours on torch's tensors too")
     parser.add_argument("--no-meter", dest="meter", action="store_false", help="the caller reads clocks and watts itself")
     options = parser.parse_args(given)
     known = STEPS if options.what == "step" else PRODUCTS
