@@ -149,6 +149,7 @@ class TestCase(unittest.TestCase):
     def call(self, *arguments, timeout=120, **options):
         """Runs the program to its end; CompletedProcess with text."""
         options.setdefault("cwd", self.folder)
+        options = self.reachable(options)
         return subprocess.run(
             [PROGRAM, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
@@ -182,12 +183,20 @@ class TestCase(unittest.TestCase):
             return {}
         for path in [self.folder, *self.folder.rglob("*")]:
             os.chown(path, NOBODY, NOBODY)
-        # The program must be readable for him; a clone under a closed home is not, so he gets a copy.
-        copy = self.folder / "program"
-        if not copy.exists():
-            shutil.copy(PROGRAM, copy)
-            os.chmod(copy, 0o755)
         return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+    def reachable(self, options):
+        """`options`, with a program that another user can reach: the clone may lie in a home that is closed to him."""
+        if "user" not in options:
+            return options
+        installed = self.folder / "installed"
+        if not installed.exists():
+            (installed / "bin").mkdir(parents=True)
+            shutil.copy(PROGRAM, installed / "bin")
+            shutil.copytree(SOURCE_DIR / "configs", installed / "share/moebius/configs")
+            for path in [installed, *installed.rglob("*")]:
+                os.chmod(path, 0o755)
+        return {"executable": str(installed / "bin" / pathlib.Path(PROGRAM).name), **options}
 
 
 def main():
