@@ -116,7 +116,8 @@ __device__ float project(const Backward<T, W>& a, int64_t column, const ptx::Pac
 
 template <int N, class T, class W>
 __device__ void write_gradient(const Backward<T, W>& a, int64_t row, int64_t column, const ptx::Pack<T, N>& x,
-                               const ptx::Pack<T, N>& dy, float rstd, float mean) {
+                               const ptx::Pack<T, N>& dy, const ptx::Pack<T, N>& dresidual, float rstd,
+                               float mean) {
     float value[N], upstream[N], weight[N];
     ptx::unpack(x, value);
     ptx::unpack(dy, upstream);
@@ -125,40 +126,58 @@ __device__ void write_gradient(const Backward<T, W>& a, int64_t row, int64_t col
     for (int i = 0; i < N; ++i) value[i] = (upstream[i] * weight[i] - value[i] * rstd * mean) * rstd;
     if (a.dresidual) {
         float other[N];
-        ptx::load_floats<N>(a.dresidual.row(row) + column, other);
+        ptx::unpack(dresidual, other);
 #pragma unroll
         for (int i = 0; i < N; ++i) value[i] += other[i];
     }
     ptx::store(a.dx.row(row) + column, ptx::pack<T>(value));
 }
 
+// What a thread holds of a row.
+template <class T, int N, int kHeld>
+struct RowPart {
+    ptx::Pack<T, N> x[kHeld], dy[kHeld], dresidual[kHeld];
+    float rstd;
+
+    template <class W>
+    __device__ __forceinline__ void load(const Backward<T, W>& a, int64_t row, int64_t first, int64_t step) {
+        rstd = a.rstd[row];
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+            const int64_t column = first + i * step;
+            if (column >= a.hidden) continue;
+            x[i] = ptx::load<N>(a.x.row(row) + column);
+            dy[i] = ptx::load<N>(a.dy.row(row) + column);
+            if (a.dresidual) dresidual[i] = ptx::load<N>(a.dresidual.row(row) + column);
+        }
+    }
+};
+
 // A block takes `rows_each` rows, one after the other:
 //   x̂ = x · rstd, g = dy · w:  dx = rstd · (g − x̂ · mean(g · x̂)),  dw = Σ_rows dy · x̂.
-// A thread owns the same columns in all of them and keeps their dw: the first kKept vectors in registers,
-// the others in the piece's row of `dweight`.
-template <int kThreads, int N, class T, class W>
+// A thread owns the same columns in all of them and keeps their dw: the first kHeld vectors in registers,
+// the others in the piece's row of `dweight`. The next row comes while this one's mean is found: otherwise
+// memory would be idle twice a row.
+template <int kThreads, int kHeld, int N, class T, class W>
 __global__ void __launch_bounds__(kThreads) rms_norm_backward_any(const Backward<T, W> a) {
     constexpr int64_t kStep = kThreads * N;
     const int64_t first = int64_t{threadIdx.x} * N, first_row = blockIdx.x * a.rows_each;
     const int64_t end = first_row + a.rows_each < a.tokens ? first_row + a.rows_each : a.tokens;
     float* out = a.dweight + blockIdx.x * a.hidden;
-    float dweight[kKept][N] = {};
+    float dweight[kHeld][N] = {};
+    RowPart<T, N, kHeld> part, next;
+    next.load(a, first_row, first, kStep);
     for (int64_t row = first_row; row < end; ++row) {
-        const float rstd = a.rstd[row];
-        ptx::Pack<T, N> x[kKept], dy[kKept];
-#pragma unroll
-        for (int i = 0; i < kKept; ++i) {
-            if (first + i * kStep >= a.hidden) continue;
-            x[i] = ptx::load<N>(a.x.row(row) + first + i * kStep);
-            dy[i] = ptx::load<N>(a.dy.row(row) + first + i * kStep);
-        }
+        part = next;
+        if (row + 1 < end) next.load(a, row + 1, first, kStep);
+        const float rstd = part.rstd;
         float total = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kKept; ++i) {
+        for (int i = 0; i < kHeld; ++i) {
             if (first + i * kStep < a.hidden)
-                total += project(a, first + i * kStep, x[i], dy[i], rstd, dweight[i]);
+                total += project(a, first + i * kStep, part.x[i], part.dy[i], rstd, dweight[i]);
         }
-        for (int64_t column = first + kKept * kStep; column < a.hidden; column += kStep) {
+        for (int64_t column = first + kHeld * kStep; column < a.hidden; column += kStep) {
             float sums[N] = {};
             if (row > first_row) ptx::load_floats<N>(out + column, sums);
             total += project(a, column, ptx::load<N>(a.x.row(row) + column),
@@ -167,17 +186,20 @@ __global__ void __launch_bounds__(kThreads) rms_norm_backward_any(const Backward
         }
         const float mean = ptx::block_sum<kThreads>(total) / static_cast<float>(a.hidden);
 #pragma unroll
-        for (int i = 0; i < kKept; ++i) {
+        for (int i = 0; i < kHeld; ++i) {
             if (first + i * kStep < a.hidden)
-                write_gradient(a, row, first + i * kStep, x[i], dy[i], rstd, mean);
+                write_gradient(a, row, first + i * kStep, part.x[i], part.dy[i], part.dresidual[i], rstd,
+                               mean);
         }
-        for (int64_t column = first + kKept * kStep; column < a.hidden; column += kStep) {
+        for (int64_t column = first + kHeld * kStep; column < a.hidden; column += kStep) {
+            ptx::Pack<T, N> dresidual;
+            if (a.dresidual) dresidual = ptx::load<N>(a.dresidual.row(row) + column);
             write_gradient(a, row, column, ptx::load<N>(a.x.row(row) + column),
-                           ptx::load<N>(a.dy.row(row) + column), rstd, mean);
+                           ptx::load<N>(a.dy.row(row) + column), dresidual, rstd, mean);
         }
     }
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
+    for (int i = 0; i < kHeld; ++i) {
         if (first + i * kStep < a.hidden) ptx::store_floats<N>(out + first + i * kStep, dweight[i]);
     }
 }
@@ -205,8 +227,8 @@ __global__ void __launch_bounds__(kColumns* kSlices)
     ptx::store_float(out + column, total);
 }
 
-// Pieces of the backward at most: a few blocks for every multiprocessor of a large card.
-constexpr int64_t kMostPieces = 640;
+// Pieces of the backward at most: four blocks for every multiprocessor of a large card.
+constexpr int64_t kMostPieces = 528;
 
 // Calls f(threads, elements a vector) as constants: few threads for short rows.
 template <class T, class F>
@@ -217,6 +239,20 @@ void with_block(bool vectors, int64_t hidden, F&& f) {
     if (hidden <= 32 * N * kKept) return f(integral_constant<int, 32>{}, integral_constant<int, N>{});
     if (hidden <= 128 * N * kKept) return f(integral_constant<int, 128>{}, integral_constant<int, N>{});
     return f(integral_constant<int, 256>{}, integral_constant<int, N>{});
+}
+
+// The same for backward, f(threads, vectors held, elements a vector): two vectors of each tensor and of the
+// next row's are held where that reaches.
+template <class T, class F>
+void with_backward_block(bool vectors, int64_t hidden, F&& f) {
+    constexpr int N = kVector<T>;
+    using std::integral_constant;
+    using Two = integral_constant<int, 2>;
+    if (!vectors) return f(integral_constant<int, 128>{}, Two{}, integral_constant<int, 1>{});
+    if (hidden <= 32 * N * 2) return f(integral_constant<int, 32>{}, Two{}, integral_constant<int, N>{});
+    if (hidden <= 128 * N * 2) return f(integral_constant<int, 128>{}, Two{}, integral_constant<int, N>{});
+    if (hidden <= 256 * N * 2) return f(integral_constant<int, 256>{}, Two{}, integral_constant<int, N>{});
+    return f(integral_constant<int, 256>{}, integral_constant<int, 4>{}, integral_constant<int, N>{});
 }
 
 }  // namespace
@@ -270,8 +306,8 @@ void rms_norm_backward(const RmsNormBackwardArgs& args, const Exec& exec) {
             const bool vectors = rows_in_vectors(args.x, N) && rows_in_vectors(args.dy, N) &&
                                  rows_in_vectors(args.dresidual, N) && rows_in_vectors(args.dx, N) &&
                                  starts_aligned(args.weight, N);
-            with_block<T>(vectors, hidden, [&](auto threads, auto n) {
-                launch("rms_norm_backward", rms_norm_backward_any<threads(), n(), T, W>,
+            with_backward_block<T>(vectors, hidden, [&](auto threads, auto held, auto n) {
+                launch("rms_norm_backward", rms_norm_backward_any<threads(), held(), n(), T, W>,
                        {grid_for(pieces, 1), threads()}, exec, a);
             });
         });
