@@ -139,10 +139,28 @@ def gpu_tests(root, prefix, changed=changed_since):
     return "\n" + text + (STALE if changed(root, tests["commit"]) else "") + ".\n"
 
 
+def curves(root, prefix):
+    """Held-out losses of each precision, and the plots of tools/loss_curves.py; or nothing."""
+    text = ""
+    for path in sorted((root / "bench/results/curves").glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        model = ", ".join(f"{key} {value}" for key, value in content["model"].items() if key != "config")
+        text += f"\n{content['model']['config']}{' with ' + model if model else ''}, {number(content['steps'])} steps, {content['device']}, "
+        text += f"{content['program']}, {content['date']} ([{path.name}]({prefix}bench/results/curves/{path.name})):\n\n"
+        text += "| precision | held-out loss: mean (least to most) | over bf16 | within the spread of bf16's seeds |\n|---|---|---|---|\n"
+        for precision, row in content["held_out"].items():
+            spread = f"{row['mean']:.5f} ({row['least']:.5f} to {row['most']:.5f}, {row['seeds']} seeds)"
+            beside = f"{row['over_bf16']:+.5f}" if "over_bf16" in row else "–"
+            within = {True: "yes", False: f"no (spread {row.get('spread_of_bf16')})", None: "–"}[row.get("within")]
+            text += f"| {precision} | {spread} | {beside} | {within} |\n"
+        text += f"\n![{path.stem}: training loss by step]({prefix}bench/results/curves/{path.stem}.svg)\n"
+    return "\n## Loss curves\n" + text if text else ""
+
+
 def pages(root):
     """{path: text} of what is written."""
     cases = load(root / "bench/results")
-    performance = HEAD + "\n" + table(cases, "../") + gpu_tests(root, "../") + ("\n## How each was measured\n\n" + details(cases) if cases else "")
+    performance = HEAD + "\n" + table(cases, "../") + gpu_tests(root, "../") + curves(root, "../") + ("\n## How each was measured\n\n" + details(cases) if cases else "")
     readme = (root / "README.md").read_text(encoding="utf-8")
     if BEGIN not in readme or END not in readme:
         raise SystemExit(f"README.md has no place for figures ({BEGIN} … {END})")
@@ -207,7 +225,15 @@ def self_test():
         stale = gpu_tests(root, "", lambda *_: True)
         if not stale.endswith(STALE + ".\n") or unmarked(stale) != gpu_tests(root, "", lambda *_: False):
             failures.append(f"stale tests: {stale}")
-    print("\n".join(failures) if failures else "bench_report: self-test, 7 cases: all as expected")
+        (root / "bench/results/curves").mkdir()
+        row = {"mean": 1.36, "least": 1.35, "most": 1.37, "seeds": 3}
+        held_out = {"bf16": row, "block": {**row, "over_bf16": 0.001, "spread_of_bf16": 0.02, "within": True}}
+        content = {"model": {"config": "L0"}, "steps": 1000, "device": "cuda", "program": "m", "date": "d", "held_out": held_out, "runs": []}
+        (root / "bench/results/curves/l0.json").write_text(json.dumps(content), encoding="utf-8")
+        text = pages(root)[root / "docs/performance.md"]
+        if "| block | 1.36000 (1.35000 to 1.37000, 3 seeds) | +0.00100 | yes |" not in text or "(../bench/results/curves/l0.svg)" not in text:
+            failures.append(f"loss curves: {text}")
+    print("\n".join(failures) if failures else "bench_report: self-test, 8 cases: all as expected")
     return 1 if failures else 0
 
 
