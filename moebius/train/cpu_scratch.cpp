@@ -57,13 +57,13 @@ double products(const Sizes& s) {
 }
 
 double attention(const Sizes& s) {
-    const double row = s.head_dim + kPad;
+    const double row = s.head_dim + kPad, width = 32 * std::ceil(s.head_dim / 32);
     const double queries = 96 * (8 * row + 4 * 112) + 2 * row * row;
     const double keys = (s.length + 112) * 7 * row;
     // Keys of a long sequence are cut among threads, at most eight ways, where there are few heads.
     const double ways = s.kv_heads < 16 ? std::min(8 * s.tokens, s.length * 32 / s.kv_heads) : 0;
     const double forward = s.threads * (112 * 4 * row + s.heads / s.kv_heads * 96 * (2 * row + 2) + queries);
-    return std::max(forward, s.threads * (keys + queries) + s.heads * row * ways);
+    return std::max(forward, s.threads * (keys + queries) + s.heads * width * ways);
 }
 
 double others(const Sizes& s) {
