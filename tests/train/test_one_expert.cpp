@@ -12,6 +12,12 @@
 namespace moebius::train {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kInstrumented = true;
+#else
+constexpr bool kInstrumented = false;
+#endif
+
 constexpr int64_t kRows = 4, kLength = 64, kTokens = kRows * kLength;
 constexpr nn::ExpertMode kModes[] = {nn::ExpertMode::GroupedLinear, nn::ExpertMode::FusedGroupedMlp};
 
@@ -71,6 +77,8 @@ TEST(AllTokensToOneExpert, StaysWithinTheStatedBound) {
         {"large_vocabulary", {.vocab = 20000}, 2, 256, false, 2},
     };
     for (const Sizes& s : all) {
+        // With gaps between blocks, and tens of times slower, it says no more in the larger ones.
+        if (kInstrumented && &s != all) break;
         for (const nn::ExpertMode mode : kModes) {
             SCOPED_TRACE(std::string(s.name) + ", mode " + std::to_string(static_cast<int>(mode)));
             TestMachine machine;
