@@ -17,7 +17,7 @@ class Start:
         with tempfile.TemporaryDirectory() as folder:
             command = [self.options.bin / "moebius", "train", f"--config-path={ROOT / 'configs'}", "--config-name=L0_sanity", f"dataset.path={self.options.genome}"]
             command += ["device=cuda", "num_train_steps=1", f"logger.run_dir={folder}/run", "checkpoint.save_final_model=false"]
-            command += ["validation.fraction=0", "dtype=bf16"]
+            command += ["validation.enabled=false", "dtype=bf16"]
             begin = time.monotonic()
             done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, timeout=60)
             seconds = time.monotonic() - begin

@@ -1,4 +1,5 @@
-"""What the documentation tells a user to type: commands resolve, keys and values are known, targets and files are there."""
+"""What the documentation tells a user to type, and scripts type: commands resolve, keys and values are known, targets and
+files are there."""
 
 import re
 
@@ -62,13 +63,27 @@ class DocumentationTest(program.TestCase):
                     if not re.fullmatch(r"(?!key\b)[a-z][a-z0-9_.]*=[\w.,/-]+", word) or PLACEHOLDER.search(word.split("=")[1]):
                         continue
                     tried.add((page.name, word))
+        self.assertGreaterEqual(len(tried), 8)
+        self.are_known(tried)
+
+    def test_overrides_of_scripts(self):
+        keys = set(re.findall(r"(?m)^\| `([a-z_.0-9]+)` \|", (program.SOURCE_DIR / "docs/configuration.md").read_text(encoding="utf-8")))
+        self.assertIn("dataset.path", keys)
+        tried = set()
+        scripts = [*(program.SOURCE_DIR / "tools").glob("*.*"), *(program.SOURCE_DIR / "bench").rglob("*.py"), program.SOURCE_DIR / ".ci/run"]
+        for script in scripts:
+            words = re.findall(r"(?<![\w.$-])([a-z][a-z0-9_.]*)=([\w./-]+)", script.read_text(encoding="utf-8"))
+            tried |= {(script.name, f"{key}={value}") for key, value in words if key in keys and "." in key}
+        self.assertGreaterEqual(len(tried), 8)
+        self.are_known(tried)
+
+    def are_known(self, tried):
         for name, word in sorted(tried):
             with self.subTest(f"{name}: {word}"):
                 # It may need other keys beside it, and be refused for that; but it is known, and so is its value.
                 result = self.call("config", "--config-name", "L0_sanity", word)
-                for wrong in ("unknown key", "must be one of", "must be a", "must be true"):
+                for wrong in ("unknown key", "must be one of", "must be a", "must be true", "must be at"):
                     self.assertNotIn(wrong, result.stderr)
-        self.assertGreaterEqual(len(tried), 8)
 
     def test_targets_of_make(self):
         makefile = (program.SOURCE_DIR / "Makefile").read_text(encoding="utf-8")
