@@ -9,8 +9,11 @@
 namespace {
 
 constexpr const char* kHelp =
-    "moebius_bench ops [FILTER] [--threads=N] [--runs=N] [--check=0|1]\n"
-    "    times every benchmark case of the operations whose \"op/name\" contains FILTER, after checking it\n"
+    "moebius_bench ops [FILTER] [--threads=N] [--runs=N] [--milliseconds=500]\n"
+    "    times every operation x dtype x variant of the CPU, where \"op/case\" contains FILTER: N runs, or "
+    "as many as "
+    "take\n"
+    "    so long; each variant is compared with plain loops first, in one of the tests' cases\n"
     "moebius_bench step [--mode=loop|grouped_linear|fused_grouped_mlp] [--dtype=fp32|bf16] [--threads=N]\n"
     "                   [--rows=8] [--length=1024] [--tokens=FILE of int32]\n"
     "    reads lines from standard input: step, sgemm, quit; answers each with seconds\n"

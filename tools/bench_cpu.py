@@ -193,27 +193,26 @@ class Bench:
     # --- operations
 
     def ops(self):
-        quick = ["gemm/forward", "--runs=2", "--check=0"] if self.options.quick else ["--runs=11"]
+        quick = ["gemm/forward", "--runs=2"] if self.options.quick else ["--runs=11", "--milliseconds=400"]
         command = [self.bench, "ops", f"--threads={self.options.threads}", *quick]
         output = subprocess.run([str(w) for w in command], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         lines = [json.loads(line) for line in output.splitlines()][1:]
         products = [line["sgemm_seconds"] for line in lines]
-        flops = self.product.hello["sgemm_flops"]
-        rate = flops / statistics.median(products) / 1e9
-        cases = []
-        for line in lines:
-            more = {"shapes": line["shapes"], "work": {"flops": line["flops"], "bytes": line["bytes"]}}
-            more["sgemm_spread"] = rounded(spread(products))
-            more["unreliable"] = spread(products) > STEADY
-            median = statistics.median(line["seconds"])
-            # Less arithmetic a byte than this is bound by memory.
-            if line["flops"] > 16 * line["bytes"]:
-                share = rounded(line["flops"] / median / 1e9 / rate)
-                name = "our fp32 product 4096 x 1024 x 1024"
-                more["limit"] = {"name": name, "value": rounded(rate), "unit": "GFLOP/s", "share": share}
-            ours = side(line["seconds"], 1e3, variant=line["variant"], checked=line["checked"])
-            cases.append(self.case(line["case"].replace("/", "."), "ms", "lower", ours, **more))
-        self.write("ops_cpu", cases)
+        product = self.product.hello["sgemm_flops"] / statistics.median(products) / 1e9
+        self.write("ops_cpu", [self.op_case(line, product, spread(products)) for line in lines])
+
+    def op_case(self, line, product, varied):
+        """Time, and what bounds it: arithmetic above 16 operations a byte, memory below."""
+        median = statistics.median(line["seconds"])
+        more = {"dtype": line["dtype"], "shapes": line["shapes"], "work": {"flops": line["flops"], "bytes": line["bytes"]}}
+        more["sgemm_spread"], more["unreliable"] = rounded(varied), varied > STEADY
+        more["rate"] = {"GFLOP/s": rounded(line["flops"] / median / 1e9), "GB/s": rounded(line["bytes"] / median / 1e9)}
+        if line["flops"] > 16 * line["bytes"]:
+            share = rounded(more["rate"]["GFLOP/s"] / product)
+            name = "our fp32 product 4096 x 1024 x 1024"
+            more["limit"] = {"name": name, "value": rounded(product), "unit": "GFLOP/s", "share": share}
+        ours = side(line["seconds"], 1e3, variant=line["variant"], checked=line["checked"])
+        return self.case(line["case"].replace("/", "."), "ms", "lower", ours, **more)
 
     # --- data
 
@@ -331,16 +330,23 @@ class Bench:
         clone = self.work / "clone"
         subprocess.run(["git", "clone", "-q", "--no-hardlinks", ROOT, clone], check=True)
         before = self.products()
-        command = ["make", "-C", clone, "build", f"JOBS={self.options.threads}"]
-        environment = {**os.environ, "CCACHE_DISABLE": "1", "CUDA": "0"}
+        # What `make bench` itself was called with must not reach this make.
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
+        # An empty cache that nothing is read from or written to, also where CCACHE_DISABLE were not obeyed.
+        environment |= {"CCACHE_DISABLE": "1", "CCACHE_DIR": str(self.work / "ccache"), "CUDA": "0"}
+        command = [str(w) for w in ("make", "-C", clone, "build", f"JOBS={self.options.threads}", "CUDA=0")]
         start = time.perf_counter()
-        done = subprocess.run([str(w) for w in command], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - start
         if done.returncode != 0:
             raise SystemExit(f"bench: make build ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
-        cases = [self.case("build.cpu.cold", "s", "lower", side([seconds], variant="no ccache"))]
-        self.finish(cases, before)
-        self.write("build", cases)
+        if not (clone / "build/bin/moebius").is_file():
+            raise SystemExit("bench: make build made no build/bin/moebius")
+        compiled = len(list((clone / "build/cpu").rglob("*.o")))
+        ours = side([seconds], variant="no ccache, packages installed before")
+        case = self.case("build.cpu.cold", "s", "lower", ours, shapes={"files_compiled": compiled}, jobs=self.options.threads)
+        self.finish([case], before)
+        self.write("build", [case])
 
 
 def check_clean(bench):

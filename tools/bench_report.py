@@ -51,7 +51,22 @@ def number(value):
 
 
 def figure(side, case):
-    return "(only ratios)" if case["unreliable"] else f"{number(side['median'])} {case['unit']}"
+    if case["unreliable"]:
+        return "(only ratios)"
+    text = f"{number(side['median'])} {case['unit']}"
+    if case.get("rate") and side is case["ours"]:
+        unit = "GFLOP/s" if case.get("limit") else "GB/s"
+        text += f" ({number(case['rate'][unit])} {unit})"
+    return text
+
+
+def other_sides(case):
+    """"hf_eager 2,500 ms (× 2.5)" of each."""
+    parts = []
+    for name, side in sorted((case.get("others") or {}).items()):
+        ratio = f"× {number((case.get('ratio') or {}).get(name))}"
+        parts.append(f"{name} {ratio}" if case["unreliable"] else f"{name} {figure(side, case)} ({ratio})")
+    return ", ".join(parts) or "–"
 
 
 def several(cases):
@@ -66,18 +81,13 @@ def rows(cases, prefix):
         link = f"[{case['case']}]({prefix}bench/results/{name})"
         if case["case"] in repeated:
             link += f", {case['ours'].get('variant', '?')}"
-        others = case.get("others") or {}
-        if not others:
-            yield f"| {link} | {figure(case['ours'], case)} | – | – |"
-        for other, side in sorted(others.items()):
-            ratio = (case.get("ratio") or {}).get(other)
-            yield f"| {link} | {figure(case['ours'], case)} | {other}: {figure(side, case)} | {number(ratio)} |"
+        yield f"| {link} | {figure(case['ours'], case)} | {other_sides(case)} |"
 
 
 def table(cases, prefix):
     if not cases:
         return NONE
-    head = "| case | Moebius | other side | ratio |\n|---|---|---|---|\n"
+    head = "| case | Moebius | other sides (× above 1: Moebius ahead) |\n|---|---|---|\n"
     return head + "\n".join(rows(cases, prefix)) + "\n"
 
 
@@ -199,11 +209,11 @@ def self_test():
             failures.append("no results: the README does not say so")
         (root / "bench/results/a.json").write_text(json.dumps([case]), encoding="utf-8")
         text = pages(root)[root / "README.md"]
-        if "| 1,000 ms | hf_eager: 2,500 ms | 2.5 |" not in text or not text.startswith("a\n") or not text.endswith("b\n"):
+        if "| 1,000 ms | hf_eager 2,500 ms (× 2.5) |" not in text or not text.startswith("a\n") or not text.endswith("b\n"):
             failures.append(f"a result: {text}")
         (root / "bench/results/a.json").write_text(json.dumps({"unreliable": True, "results": [case]}), encoding="utf-8")
         text = pages(root)[root / "README.md"]
-        if "1,000" in text or "| 2.5 |" not in text:
+        if "1,000" in text or "| hf_eager × 2.5 |" not in text:
             failures.append(f"an unreliable result: {text}")
         two = [{**case, "ours": {"median": 1, "n": 10, "variant": variant}} for variant in ("one_way", "another")]
         (root / "bench/results/a.json").write_text(json.dumps(two), encoding="utf-8")
@@ -212,6 +222,9 @@ def self_test():
             failures.append(f"two variants of a case: {text}")
         on_gpu = {**case, "watts": 690, "clocks_mhz": {"sm": 1410}, "optimizer_state": {"ours": "fp32"}, "routing": "skewed"}
         (root / "bench/results/a.json").write_text(json.dumps([on_gpu]), encoding="utf-8")
+        timed = {**case, "unreliable": False, "others": {}, "rate": {"GFLOP/s": 3, "GB/s": 40}}
+        if figure(timed["ours"], timed) != "1,000 ms (40 GB/s)" or other_sides(timed) != "–":
+            failures.append(f"a result with a rate: {figure(timed['ours'], timed)}")
         tests = {"card": "H", "commit": "0123456789abcdef", "passed": 4003, "failed": 0, "skipped": 2, "cases": 4005, "ops": {}}
         tests["sanitizers"] = {"memcheck": {"operations": 30, "clean": 29, "not_clean": ["x"]}}
         (root / "bench/results/gpu_tests.json").write_text(json.dumps(tests), encoding="utf-8")
@@ -233,7 +246,7 @@ def self_test():
         text = pages(root)[root / "docs/performance.md"]
         if "| block | 1.36000 (1.35000 to 1.37000, 3 seeds) | +0.00100 | yes |" not in text or "(../bench/results/curves/l0.svg)" not in text:
             failures.append(f"loss curves: {text}")
-    print("\n".join(failures) if failures else "bench_report: self-test, 8 cases: all as expected")
+    print("\n".join(failures) if failures else "bench_report: self-test, 9 cases: all as expected")
     return 1 if failures else 0
 
 

@@ -7,12 +7,16 @@
 #include <vector>
 
 #include "moebius/base/error.h"
+#include "moebius/base/nesting.h"
 
 namespace moebius::checkpoint {
 
 namespace {
 
 using Json = nlohmann::json;
+
+// A config.json as deep as any lies some levels down in trainer.json.
+constexpr size_t kDeepest = kDeepestNesting + 8;
 
 class KeyChecker : public nlohmann::json_sax<Json> {
   public:
@@ -24,15 +28,15 @@ class KeyChecker : public nlohmann::json_sax<Json> {
     bool number_float(number_float_t, const string_t&) override { return value(); }
     bool string(string_t&) override { return value(); }
     bool binary(binary_t&) override { return value(); }
-    bool start_array(std::size_t) override { return value(); }
-    bool end_array() override { return true; }
+    bool start_array(std::size_t) override { return value() && enter(); }
+    bool end_array() override { return leave(); }
     bool start_object(std::size_t) override {
         keys_.emplace_back();
-        return true;
+        return enter();
     }
     bool end_object() override {
         keys_.pop_back();
-        return true;
+        return leave();
     }
     bool key(string_t& key) override {
         if (!keys_.back().insert(key).second)
@@ -50,8 +54,18 @@ class KeyChecker : public nlohmann::json_sax<Json> {
         return true;
     }
 
+    bool enter() {
+        if (++depth_ > kDeepest) throw Error(fmt::format("{}: nested more than {} deep", where_, kDeepest));
+        return true;
+    }
+    bool leave() {
+        --depth_;
+        return true;
+    }
+
     const std::string& where_;
     std::vector<std::set<std::string>> keys_;
+    size_t depth_ = 0;
 };
 
 }  // namespace

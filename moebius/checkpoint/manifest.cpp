@@ -30,6 +30,10 @@ Manifest from_json(const Json& document, const std::string& where) {
                       .world_size = document.at("world_size").get<int64_t>(),
                       .trainer = document.at("trainer").dump(),
                       .files = {}};
+    constexpr int64_t kMostRanks = 100'000;  // as many as five digits of an optimizer file's name number
+    if (manifest.step < 0 || manifest.world_size < 1 || manifest.world_size > kMostRanks)
+        throw Error(
+            fmt::format("{}: step {} of {} ranks cannot be", where, manifest.step, manifest.world_size));
     for (const auto& [name, file] : document.at("files").items())
         manifest.files.push_back(
             {name, file.at("bytes").get<int64_t>(), file.at("checksum").get<std::string>()});

@@ -6,6 +6,7 @@
 #include "moebius/base/error.h"
 #include "moebius/cli/command.h"
 #include "moebius/cli/terminal.h"
+#include "moebius/config/nearest.h"
 #include "moebius/eval/forward.h"
 #include "moebius/train/budget.h"
 #include "moebius/train/machine.h"
@@ -78,7 +79,8 @@ class ForwardCommand : public Command {
         }
         std::string list;
         for (const std::string& choice : choices) list += (list.empty() ? "" : ", ") + choice;
-        throw Error(fmt::format("{} {} is not one of {}", option, value, list));
+        throw Error(fmt::format("{} {} is not one of {}{}", option, value, list,
+                                config::did_you_mean(value, choices)));
     }
 
     // The checkpoint's folder in place of the model's in it is an easy mistake.

@@ -44,7 +44,7 @@ class CliArguments : public Arguments {
 };
 
 int run(int argc, char** argv) {
-    CLI::App app{"Moebius trains mixture-of-experts models for genomes and proteins.", "moebius"};
+    CLI::App app{"Moebius trains mixture-of-experts language models on genomes.", "moebius"};
     app.set_version_flag("--version", "moebius " + std::string(build_info().text));
     app.require_subcommand(1);
     const auto commands = all_commands();

@@ -36,12 +36,14 @@ std::string fitting_line(std::vector<LinePart> parts, size_t columns) {
     }
 }
 
-// On a terminal one line that is written over; elsewhere a plain line a metrics window.
+// On a terminal one line that is written over; elsewhere a plain line a metrics window, and one of the first
+// step.
 class TerminalSink : public train::Sink {
   public:
     void note(const std::string& line) override { put(line); }
     void progress(const train::Progress& p) override {
-        if (!terminal_ && !p.window_end) return;
+        if (!terminal_ && !p.window_end && begun_) return;
+        begun_ = true;
         const std::vector<LinePart> parts = {
             {fmt::format("step {:>{}}/{}", p.step, std::to_string(p.total_steps).size(), p.total_steps), 0},
             {fmt::format("loss {:.4f}", p.loss), 1},
@@ -82,7 +84,8 @@ class TerminalSink : public train::Sink {
         if (!line.empty()) print(line);
     }
     const bool terminal_ = output_is_terminal();
-    bool open_ = false;  // the cursor stands in a progress line
+    bool open_ = false;   // the cursor stands in a progress line
+    bool begun_ = false;  // a line of progress was written
 };
 
 class TrainCommand : public Command {

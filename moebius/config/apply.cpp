@@ -130,10 +130,8 @@ class ValueReader {
 
     void check_choice(const Tree& tree, const std::vector<std::string>& allowed) const {
         if (allowed.empty() || std::find(allowed.begin(), allowed.end(), tree.text) != allowed.end()) return;
-        const auto near = nearest(tree.text, allowed);
         throw Error(fmt::format("{} = {} must be one of {} ({}){}", key_, tree.str(),
-                                fmt::join(allowed, ", "), tree.place,
-                                near ? fmt::format("; did you mean {}?", *near) : ""));
+                                fmt::join(allowed, ", "), tree.place, did_you_mean(tree.text, allowed)));
     }
 
     std::string key_;
@@ -254,24 +252,33 @@ class Applier : public PathVisitor {
         if (member.key.find('.') != std::string::npos &&
             std::find(known.begin(), known.end(), key) != known.end()) {
             hint = "; dotted keys are for the command line, in YAML write the groups as nested maps";
-        } else if (const auto same_leaf = with_leaf(known, key)) {
-            hint = fmt::format("; did you mean {}?", *same_leaf);
+        } else if (member.value.is_map() && nearest(key, known)) {
+            hint = suggestion(key, known);
+        } else if (const std::vector<std::string> same = with_leaf(known, first_leaf(key, member.value));
+                   !same.empty()) {
+            hint = fmt::format("; did you mean {}?", fmt::join(same, " or "));
         } else {
             hint = suggestion(key, known);
         }
         throw Error(fmt::format("unknown key {} ({}){}", key, member.value.place, hint));
     }
 
-    // lr → adamw_kwargs.lr: the last part alone, when one key only has it.
-    static std::optional<std::string> with_leaf(const std::vector<std::string>& known,
-                                                const std::string& key) {
+    // The dotted name of the first value below a key: of optimizer: {lr: 3}, optimizer.lr.
+    static std::string first_leaf(std::string key, const Tree& tree) {
+        const Tree* at = &tree;
+        for (; at->is_map() && !at->members.empty(); at = &at->members.front().value)
+            key += "." + at->members.front().key;
+        return key;
+    }
+
+    // lr → adamw_kwargs.lr, hidden_size → config_kwargs.hidden_size: keys of a group that have the last part.
+    static std::vector<std::string> with_leaf(const std::vector<std::string>& known, const std::string& key) {
         const std::string leaf = "." + key.substr(key.rfind('.') + 1);
-        std::optional<std::string> found;
+        std::vector<std::string> found;
         for (const std::string& candidate : known) {
-            if (!candidate.ends_with(leaf)) continue;
-            if (found) return std::nullopt;
-            found = candidate;
+            if (candidate.ends_with(leaf)) found.push_back(candidate);
         }
+        if (found.empty() && find_model_key(leaf.substr(1))) found.push_back("config_kwargs" + leaf);
         return found;
     }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "moebius/base/error.h"
+#include "moebius/base/nesting.h"
 #include "moebius/config/nearest.h"
 
 namespace fs = std::filesystem;
@@ -32,8 +33,14 @@ std::string group_package(const std::string& name) {
     return group;
 }
 
+// Throws Error where `package` has more parts than a configuration may nest.
 Tree nest(Tree tree, const std::string& package) {
     if (package.empty()) return tree;
+    const auto parts = static_cast<size_t>(std::count(package.begin(), package.end(), '.')) + 1;
+    if (parts > kDeepestNesting) {
+        throw Error(fmt::format("{}: a package of {} parts; there are at most {}", tree.place, parts,
+                                kDeepestNesting));
+    }
     const size_t dot = package.rfind('.');
     const std::string last = dot == std::string::npos ? package : package.substr(dot + 1);
     Tree outer{.kind = Tree::Kind::Map, .place = tree.place};

@@ -73,9 +73,27 @@ std::string config_name(const LoadOptions& options) {
     return name.extension() == ".yaml" ? name.stem().string() : name.filename().string();
 }
 
+// "yeast" of data/yeast.fa.gz; "" where `paths` is not the plain name of one file or folder.
+std::string data_name(const std::string& paths) {
+    if (paths.find_first_of("*?[,") != std::string::npos) return "";
+    std::filesystem::path path(paths);
+    if (!path.has_filename()) path = path.parent_path();  // a folder, with a slash at its end
+    for (const char* packed : {".gz", ".bgz", ".bgzf"})
+        if (path.extension() == packed) path.replace_extension();
+    const std::string stem = path.stem().string();
+    return stem == "." || stem == ".." || stem == "/" ? "" : stem;
+}
+
+// Data that are named on the command line are other ones each time: they give the run its folder's name, too.
+std::string default_run_dir(const Loaded& loaded) {
+    const bool named = loaded.place_of("dataset.path") == kCommandLine;
+    const std::string data = named ? data_name(loaded.config.dataset.path) : "";
+    return "runs/" + loaded.name + (data.empty() ? "" : "-" + data);
+}
+
 void resolve_folders(const Applied& applied, Loaded& loaded) {
     TrainConfig& config = loaded.config;
-    if (config.logger.run_dir.empty()) config.logger.run_dir = "runs/" + loaded.name;
+    if (config.logger.run_dir.empty()) config.logger.run_dir = default_run_dir(loaded);
     const bool given = applied.places.at("checkpoint.ckpt_dir") != "default";
     const bool missing =
         std::any_of(applied.missing.begin(), applied.missing.end(),

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "moebius/base/error.h"
+#include "moebius/base/nesting.h"
 #include "moebius/config/model_keys.h"
 #include "moebius/config/nearest.h"
 #include "moebius/config/scalar.h"
@@ -19,7 +20,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kDeepest = 32;
 constexpr size_t kLargestFile = 16 << 20;
 
 const Json* find(const Json& root, std::string_view key) {
@@ -58,8 +58,8 @@ size_t line_at(std::string_view text, size_t byte) {
 Json parse_document(std::string_view text, const std::string& origin) {
     std::vector<std::vector<std::string>> seen;
     const auto on_event = [&](int depth, Json::parse_event_t event, Json& parsed) {
-        // Deeper ones would take the stack where they are copied and written.
-        if (depth > kDeepest) throw Error(fmt::format("{}: nested more than {} deep", origin, kDeepest));
+        if (depth > static_cast<int>(kDeepestNesting))
+            throw Error(fmt::format("{}: nested more than {} deep", origin, kDeepestNesting));
         if (event == Json::parse_event_t::object_start) seen.emplace_back();
         if (event == Json::parse_event_t::object_end) seen.pop_back();
         if (event == Json::parse_event_t::key) {

@@ -10,6 +10,14 @@ namespace {
 
 constexpr size_t kListedAtMost = 12;
 
+struct OtherName {
+    std::string_view other, ours;
+};
+constexpr OtherName kOtherNames[] = {
+    {"gpu", "cuda"},      {"nvidia", "cuda"}, {"bfloat16", "bf16"}, {"float32", "fp32"},
+    {"float", "fp32"},    {"single", "fp32"}, {"eager", "loop"},    {"grouped_mm", "grouped_linear"},
+    {"dna", "nucleotide"}};
+
 bool same_letter(char a, char b) {
     return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
 }
@@ -38,6 +46,10 @@ std::optional<std::string> nearest(std::string_view name, const std::vector<std:
     std::optional<std::string> found;
     constexpr size_t kLongest = 256;  // what is longer is no key, and would take its square in time
     if (name.size() > kLongest) return found;
+    for (const OtherName& row : kOtherNames) {
+        const bool known = std::find(candidates.begin(), candidates.end(), row.ours) != candidates.end();
+        if (known && edit_distance(name, row.other) == 0) return std::string(row.ours);
+    }
     int64_t best = std::max<int64_t>(1, static_cast<int64_t>(name.size()) / 3) + 1;
     for (const std::string& candidate : candidates) {
         const int64_t distance = edit_distance(name, candidate);
@@ -50,8 +62,13 @@ std::optional<std::string> nearest(std::string_view name, const std::vector<std:
     return found;
 }
 
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates) {
+    const std::optional<std::string> found = nearest(name, candidates);
+    return found ? fmt::format("; did you mean {}?", *found) : "";
+}
+
 std::string suggestion(std::string_view name, const std::vector<std::string>& candidates) {
-    if (const auto found = nearest(name, candidates)) return fmt::format("; did you mean {}?", *found);
+    if (std::string text = did_you_mean(name, candidates); !text.empty()) return text;
     if (candidates.empty() || candidates.size() > kListedAtMost) return "";
     return fmt::format("; known: {}", fmt::join(candidates, ", "));
 }

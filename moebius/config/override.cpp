@@ -4,13 +4,12 @@
 #include <cctype>
 
 #include "moebius/base/error.h"
+#include "moebius/base/nesting.h"
 #include "moebius/config/scalar.h"
 #include "moebius/config/tree.h"
 
 namespace moebius::config {
 namespace {
-
-constexpr size_t kDeepest = 32;
 
 // One value: quoted text, [list], {map}, or raw text up to the end of the enclosing bracket's item.
 class ValueParser {
@@ -30,7 +29,7 @@ class ValueParser {
 
   private:
     Tree item(size_t depth) {
-        if (depth > kDeepest) fail("nested too deep");
+        if (depth > kDeepestNesting) fail("nested too deep");
         Tree tree;
         const char first = at_ < text_.size() ? text_[at_] : '\0';
         if (first == '[') {
@@ -126,9 +125,9 @@ class ValueParser {
 
 std::vector<std::string> split_key(const std::string& key, const std::string& text) {
     std::vector<std::string> parts = parts_of(key);
-    if (parts.size() > kDeepest) {
+    if (parts.size() > kDeepestNesting) {
         throw Error(fmt::format("override {}…: a key of {} parts is none; keys have at most {}",
-                                text.substr(0, 80), parts.size(), kDeepest));
+                                text.substr(0, 80), parts.size(), kDeepestNesting));
     }
     for (const std::string& part : parts) {
         if (part.empty() || part.find_first_of(" \t@[]{}") != std::string::npos) {

@@ -257,7 +257,8 @@ void fields(Visitor& v, Logger& s) {
     v.field({.key = "run_dir",
              .value = &s.run_dir,
              .help = "Folder of metrics.jsonl, run.json, resolved config",
-             .null_means = "runs/<config name>"});
+             .null_means = "runs/<config name>, with -<name of the data> where dataset.path is given on the "
+                           "command line"});
 }
 
 void fields(Visitor& v, Validation& s) {

@@ -99,7 +99,7 @@ struct Checkpoint {
 
 struct Logger {
     int64_t frequency = 100;
-    std::string run_dir;  // load() replaces null by runs/<config name>
+    std::string run_dir;  // load() replaces null by runs/<config name>[-<name of the data>]
 };
 
 struct Validation {

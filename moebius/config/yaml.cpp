@@ -7,13 +7,13 @@
 #include <sstream>
 
 #include "moebius/base/error.h"
+#include "moebius/base/nesting.h"
 #include "moebius/config/text_file.h"
 #include "moebius/config/tree.h"
 
 namespace moebius::config {
 namespace {
 
-constexpr int kDeepest = 32;
 constexpr int kMostNodes = 20000;  // aliases can multiply a small file without end
 constexpr size_t kLargestFile = 1 << 20;
 
@@ -25,9 +25,10 @@ struct Converter {
         return mark.is_null() ? shown : fmt::format("{}:{}", shown, mark.line + 1);
     }
 
-    Tree convert(const YAML::Node& node, int depth) {
+    Tree convert(const YAML::Node& node, size_t depth) {
         const std::string here = place(node.Mark());
-        if (depth > kDeepest) throw Error(fmt::format("{}: nested more than {} deep", here, kDeepest));
+        if (depth > kDeepestNesting)
+            throw Error(fmt::format("{}: nested more than {} deep", here, kDeepestNesting));
         if (++nodes > kMostNodes) throw Error(fmt::format("{}: more than {} values", here, kMostNodes));
         Tree tree;
         tree.place = here;
@@ -54,7 +55,7 @@ struct Converter {
         return tree;
     }
 
-    void convert_members(const YAML::Node& node, int depth, Tree& tree) {
+    void convert_members(const YAML::Node& node, size_t depth, Tree& tree) {
         tree.kind = Tree::Kind::Map;
         for (const auto& pair : node) {
             const std::string where = place(pair.first.Mark());

@@ -65,9 +65,12 @@ class DatasetReader {
         for (const std::string& path : paths) {
             std::error_code error;
             const auto size = std::filesystem::file_size(path, error);
-            if (!error) bytes += static_cast<int64_t>(size);
+            // Sparse files may have any size: what does not fit 64 bits does not fit the memory either.
+            if (!error && __builtin_add_overflow(bytes, static_cast<int64_t>(size), &bytes))
+                bytes = INT64_MAX;
         }
-        check_memory(bytes * data_.store_.width());
+        if (__builtin_mul_overflow(bytes, data_.store_.width(), &bytes)) bytes = INT64_MAX;
+        check_memory(bytes);
     }
 
     void check_memory(int64_t bytes) const {
@@ -96,6 +99,7 @@ class DatasetReader {
                                .name_length = narrow<int32_t>(head.name.size())};
         for (std::string_view piece = source.piece(); !piece.empty(); piece = source.piece()) {
             count_unknown(piece, head, stats);
+            for (const char c : piece) stats.lower_case += c >= 'a' && c <= 'z';
             ids_.clear();
             data_.tokenizer().encode_residues(piece, ids_);
             data_.store_.append(ids_);
@@ -180,6 +184,15 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options) {
 const Dataset::Record& Dataset::at(int64_t record) const {
     MOEBIUS_CHECK(record >= 0 && record < records(), "record ", record, " of ", records());
     return records_[static_cast<size_t>(record)];
+}
+
+double Dataset::lower_case_share() const {
+    double lower = 0, all = 0;
+    for (const FileStats& file : files_) {
+        lower += static_cast<double>(file.lower_case);
+        all += static_cast<double>(file.residues);
+    }
+    return all > 0 ? lower / all : 0;
 }
 
 int64_t Dataset::index_in_file(int64_t record) const {

@@ -25,7 +25,8 @@ struct DatasetOptions {
 struct FileStats {
     std::string path;
     int64_t records = 0, empty_records = 0, residues = 0;
-    int64_t unknown = 0;  // residues outside the tokenizer's alphabet
+    int64_t unknown = 0;     // residues outside the tokenizer's alphabet
+    int64_t lower_case = 0;  // letters in lower case: soft masking
 };
 
 class Dataset {
@@ -48,6 +49,8 @@ class Dataset {
     int64_t tokens() const { return store_.size(); }
     int64_t memory_bytes() const { return store_.bytes(); }
     const std::vector<FileStats>& files() const { return files_; }
+    // Of all residues, those in lower case; 0 to 1.
+    double lower_case_share() const;
     const Tokenizer& tokenizer() const { return *tokenizer_; }
     std::shared_ptr<const Tokenizer> shared_tokenizer() const { return tokenizer_; }
 

@@ -56,6 +56,10 @@ void expand_glob(const std::string& pattern, std::vector<std::string>& out) {
     const int rc = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &found);  // sorted
     std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
+    if (rc == GLOB_ABORTED || rc == GLOB_NOSPACE)
+        throw Error(fmt::format("dataset.path = {}: {}", pattern,
+                                rc == GLOB_NOSPACE ? "no memory for the names that match"
+                                                   : "a folder on the way cannot be read"));
     if (rc != 0 || paths.empty()) throw Error(fmt::format("dataset.path = {} matches no file", pattern));
     out.insert(out.end(), paths.begin(), paths.end());
 }

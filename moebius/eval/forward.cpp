@@ -56,6 +56,10 @@ Input read_input(const ForwardOptions& o, const nn::DecoderOptions& model) {
         throw Error(fmt::format("{}: input_ids is {}, not (batch, sequence) or (tokens)", o.input.string(),
                                 in.shape.str()));
     }
+    if (in.shape.numel() > INT32_MAX) {
+        throw Error(fmt::format("{}: input_ids has {} tokens; a batch holds at most {}", o.input.string(),
+                                in.shape.numel(), INT32_MAX));
+    }
     in.tokens = read_integers(file, "input_ids");
     for (size_t i = 0; i < in.tokens.size(); ++i) {
         if (in.tokens[i] < 0 || in.tokens[i] >= model.vocab) {

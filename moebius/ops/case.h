@@ -167,16 +167,20 @@ CheckResult check(const Case& c, const RunOp& run, const Exec& exec);
 CheckResult check_gradient(const Case& c);
 // Bitwise equality of the outputs with every number of threads given.
 CheckResult check_threads(const Case& c, const Exec& exec, const std::vector<int>& thread_counts);
-// Median, least and most seconds of n runs after two that are not counted. On a GPU by events, with the L2
-// cache overwritten before every run, and replayed from a graph, so that the host's time is not in it; where
-// the op can't be captured, run directly; `warm_seconds`: first it runs that long there, so that the clocks
-// are those of a card at work. Large tensors repeat what is drawn for their first 2²⁴ elements there.
+// Median, least and most seconds of n runs after kWarmUpRuns that are not counted; on the CPU of fewer, but
+// of kLeastRuns, where all of them take longer than `most_seconds`, and `exec`'s log and cost get the
+// uncounted runs alone. On a GPU by events, with the L2 cache overwritten before every run, and replayed from
+// a graph, so that the host's time is not in it; where the op can't be captured, run directly;
+// `warm_seconds`: first it runs that long there, so that the clocks are those of a card at work. Large
+// tensors repeat what is drawn for their first 2²⁴ elements there.
 struct Timing {
     double median = 0, least = 0, most = 0;
     std::vector<double> samples;
     std::string no_graph;  // on a GPU: why it was not captured
 };
-Timing time_case(const Case& c, const Exec& exec, int runs, double warm_seconds = 0);
+inline constexpr int kWarmUpRuns = 2, kLeastRuns = 3;
+Timing time_case(const Case& c, const Exec& exec, int runs, double warm_seconds = 0,
+                 double most_seconds = 1e9);
 
 // Splits used by every grouped op: balanced, an empty expert, one row, all rows to one, ragged tails.
 struct NamedSplits {

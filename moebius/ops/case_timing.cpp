@@ -12,20 +12,24 @@
 namespace moebius::ops {
 namespace {
 
-std::vector<double> time_on_cpu(const Case& c, const Exec& exec, int runs) {
-    const Buffers buffers = make_buffers(c);
-    std::vector<double> samples;
-    for (int i = -2; i < runs; ++i) {
-        const auto start = std::chrono::steady_clock::now();
-        c.run(buffers.views, exec);
-        const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-        if (i >= 0) samples.push_back(elapsed.count());
-    }
-    return samples;
-}
-
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<double> time_on_cpu(const Case& c, const Exec& exec, int runs, double most_seconds) {
+    const Buffers buffers = make_buffers(c, exec.threads);
+    const double begin = seconds_now();
+    for (int i = 0; i < kWarmUpRuns; ++i) c.run(buffers.views, exec);
+    Exec quiet = exec;
+    quiet.cost = nullptr;
+    quiet.log = nullptr;
+    std::vector<double> samples;
+    for (int i = 0; i < runs && (i < kLeastRuns || seconds_now() - begin < most_seconds); ++i) {
+        const double start = seconds_now();
+        c.run(buffers.views, quiet);
+        samples.push_back(seconds_now() - start);
+    }
+    return samples;
 }
 
 // A larger tensor is drawn up to here and goes on with copies of that, made by the card: to draw gigabytes
@@ -103,7 +107,7 @@ std::vector<double> time_on_gpu(const Case& c, const Exec& exec, int runs, doubl
     // ahead.
     const auto flush_bytes = static_cast<size_t>(2 * exec.device->l2_bytes());
     const Scratch flush("flush", flush_bytes, exec);
-    for (int i = 0; i < 2; ++i) c.run(views, exec);
+    for (int i = 0; i < kWarmUpRuns; ++i) c.run(views, exec);
     synchronize(exec);
     Graph graph;
     try {
@@ -125,7 +129,7 @@ std::vector<double> time_on_gpu(const Case& c, const Exec& exec, int runs, doubl
         synchronize(exec);
     }
     std::vector<Event> begin, end;
-    for (int i = -2; i < runs; ++i) {
+    for (int i = -kWarmUpRuns; i < runs; ++i) {
         zero(flush.as<void>(), flush_bytes, exec);
         begin.emplace_back(*exec.device, true);
         end.emplace_back(*exec.device, true);
@@ -135,16 +139,16 @@ std::vector<double> time_on_gpu(const Case& c, const Exec& exec, int runs, doubl
     }
     synchronize(exec);
     std::vector<double> samples;
-    for (size_t i = 2; i < begin.size(); ++i) samples.push_back(end[i].seconds_since(begin[i]));
+    for (size_t i = kWarmUpRuns; i < begin.size(); ++i) samples.push_back(end[i].seconds_since(begin[i]));
     return samples;
 }
 
 }  // namespace
 
-Timing time_case(const Case& c, const Exec& exec, int runs, double warm_seconds) {
+Timing time_case(const Case& c, const Exec& exec, int runs, double warm_seconds, double most_seconds) {
     Timing timing;
     timing.samples = exec.device->kind() == DeviceKind::Cpu
-                         ? time_on_cpu(c, exec, runs)
+                         ? time_on_cpu(c, exec, runs, most_seconds)
                          : time_on_gpu(c, exec, runs, warm_seconds, timing.no_graph);
     std::vector<double> sorted = timing.samples;
     std::sort(sorted.begin(), sorted.end());

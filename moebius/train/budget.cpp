@@ -15,6 +15,7 @@
 #include "moebius/ops/gemm/gemm.h"
 #include "moebius/runtime/cuda_backend.h"
 #include "moebius/runtime/transfer.h"
+#include "moebius/train/control_group.h"
 
 namespace moebius::train {
 namespace {
@@ -93,14 +94,8 @@ int64_t number_in(const std::string& path) {
 
 // What a control group (a container, a batch system) leaves. Pages of files that can go do not count.
 int64_t left_in_control_group() {
-    std::string own;
-    std::ifstream groups("/proc/self/cgroup");
-    for (std::string line; std::getline(groups, line);) {
-        if (line.starts_with("0::")) own = line.substr(3);
-    }
     int64_t least = kUnlimited;
-    for (const std::string& group : {std::string(), own}) {
-        const std::string folder = "/sys/fs/cgroup" + group;
+    for (const std::string& folder : control_group_folders()) {
         const int64_t limit = number_in(folder + "/memory.max"), used = number_in(folder + "/memory.current");
         if (limit <= 0 || used < 0) continue;
         const int64_t pages = std::max<int64_t>(0, entry_of(folder + "/memory.stat", "inactive_file"));
@@ -117,6 +112,21 @@ std::string smaller_state(const PlaceOptions& o) {
     if (o.grad_dtype == DType::F32) keys.push_back("grad_dtype=bf16 (2)");
     if (o.state_dtype == DType::F32) keys.push_back("adamw_kwargs.state_dtype=bf16 (4)");
     return keys.empty() ? "" : fmt::format(", or set {}", fmt::join(keys, ", "));
+}
+
+// What a checkpoint has of each parameter: all but its gradient, masters in fp32 however they are held.
+void check_memory_for_copy(int64_t numel, const PlaceOptions& o, int64_t beside) {
+    const int64_t masters = o.dtype == DType::F32 || o.masters == Masters::None ? 0 : 32;
+    const int64_t each = (bits(o.dtype) + masters + 2 * bits(o.state_dtype)) / 8;
+    const int64_t copy = checked_mul(numel, each), there = available_memory();
+    if (copy <= there - beside) return;
+    throw DeviceError(fmt::format(
+        "checkpoint.async_save = true writes checkpoints from a copy of weights and optimizer state, {:.2f} "
+        "GiB; {:.2f} GiB are free{}: set checkpoint.async_save=false, which waits for each checkpoint "
+        "instead",
+        static_cast<double>(copy) / kGiB, static_cast<double>(there) / kGiB,
+        beside > 0 ? fmt::format(", of which the run itself takes {:.2f}", static_cast<double>(beside) / kGiB)
+                   : ""));
 }
 
 // What `ulimit -v` leaves.
@@ -139,10 +149,14 @@ int64_t available_memory(const Device& device) {
     return device.kind() == DeviceKind::Cpu ? available_memory() : cuda_backend::memory().free;
 }
 
-void check_memory_for_parameters(int64_t numel, const PlaceOptions& options, const Device& device) {
+void check_memory_for_parameters(int64_t numel, const PlaceOptions& options, bool async_save,
+                                 const Device& device) {
     const int64_t each = bytes_per_parameter(options);
     const int64_t needed = checked_mul(numel, each), there = available_memory(device);
-    if (needed <= there) return;
+    if (needed <= there) {
+        if (async_save) check_memory_for_copy(numel, options, device.kind() == DeviceKind::Cpu ? needed : 0);
+        return;
+    }
     throw DeviceError(
         fmt::format("{} parameters need {:.2f} GiB ({} bytes each: weights, gradients, optimizer state), "
                     "{:.2f} GiB are free{}: make the model smaller (config_kwargs.num_hidden_layers, "
@@ -169,8 +183,9 @@ void check_memory_for_batches(const data::BatchShape& shape, const config::Train
 }
 
 void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const Device& device) {
-    // What an arena takes for such a step, and what libraries and the driver take beside it.
-    const int64_t beside = device.kind() == DeviceKind::Cuda ? kBesideArena : 0;
+    // What an arena takes for such a step, and what operations, on a GPU libraries and the driver, take
+    // beside it.
+    const int64_t beside = device.kind() == DeviceKind::Cuda ? kBesideArena : plan.scratch_bytes;
     const int64_t needed = plan.memory.system_bytes + beside, there = available_memory(device);
     if (needed <= there) return;
     std::string largest;

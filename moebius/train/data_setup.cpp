@@ -23,6 +23,19 @@ std::vector<std::string> path_list(const std::string& paths) {
     return list;
 }
 
+// What the data room says of dataset.path, the one key that it knows, is said of `key`. Not within a file's
+// name.
+std::string with_key(std::string text, const std::string& key) {
+    const std::string known = "dataset.path";
+    if (key == known) return text;
+    for (size_t at = 0; (at = text.find(known, at)) != std::string::npos;) {
+        const bool word = at == 0 || text[at - 1] == ' ' || text[at - 1] == '(';
+        if (word) text.replace(at, known.size(), key);
+        at += word ? key.size() : known.size();
+    }
+    return text;
+}
+
 std::vector<data::Range> whole(const data::Dataset& dataset) {
     std::vector<data::Range> ranges;
     for (int64_t record = 0; record < dataset.records(); ++record) {
@@ -44,13 +57,12 @@ RunData open_data(const config::TrainConfig& c) {
             run.inputs.push_back(std::move(input));
         return data::Dataset::open(options);
     };
-    // The data room knows dataset.path only.
     const auto open_as = [&](const char* key, const std::string& paths) {
         try {
             return open(paths);
         } catch (const Error& error) {
-            const std::string text = error.what();
-            if (text.find(key) != std::string::npos) throw;
+            const std::string text = with_key(error.what(), key);
+            if (text.find(key) != std::string::npos) throw Error(text);
             throw Error(fmt::format("{} ({} = {})", text, key, paths));
         }
     };

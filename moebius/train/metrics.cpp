@@ -33,6 +33,7 @@ std::string kept_lines(const std::filesystem::path& path, int64_t keep_through) 
             kept += line + "\n";
         }
     }
+    if (in.bad()) throw Error(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
     return kept;
 }
 
@@ -59,15 +60,19 @@ std::string MetricWindow::to_json() const {
 }
 
 MetricWindow MetricWindow::parse(const std::string& text) {
-    MetricWindow w;
-    const Json json = Json::parse(text);
-    w.steps_ = json.at("steps");
-    w.tokens_ = json.at("tokens");
-    w.real_tokens_ = json.at("real_tokens");
-    w.loss_ = json.at("loss");
-    w.seconds_ = json.at("seconds");
-    w.counts_ = json.at("expert_counts").get<std::vector<double>>();
-    return w;
+    try {
+        MetricWindow w;
+        const Json json = Json::parse(text);
+        w.steps_ = json.at("steps");
+        w.tokens_ = json.at("tokens");
+        w.real_tokens_ = json.at("real_tokens");
+        w.loss_ = json.at("loss");
+        w.seconds_ = json.at("seconds");
+        w.counts_ = json.at("expert_counts").get<std::vector<double>>();
+        return w;
+    } catch (const Json::exception& error) {
+        throw Error(fmt::format("the checkpoint's metrics cannot be read: {}", error.what()));
+    }
 }
 
 LayerLoad layer_load(const double* counts, int64_t experts) {

@@ -27,7 +27,7 @@ class MetricWindow {
     void reset() { *this = MetricWindow(); }
 
     std::string to_json() const;
-    static MetricWindow parse(const std::string& json);
+    static MetricWindow parse(const std::string& json);  // throws Error
 
   private:
     int64_t steps_ = 0, tokens_ = 0, real_tokens_ = 0;

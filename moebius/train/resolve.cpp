@@ -4,10 +4,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "moebius/base/error.h"
 #include "moebius/data/source.h"
 #include "moebius/ops/registry.h"
+#include "moebius/train/control_group.h"
 
 namespace moebius::train {
 
@@ -116,8 +118,12 @@ data::LoaderOptions loader_options(const config::TrainConfig& c) {
 int available_cpus() {
     cpu_set_t set;
     CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    return std::max(1, CPU_COUNT(&set));
+    // The set has no room for more than 1,024 CPUs.
+    const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
+    const int cpus = known ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
+    // In a container that is given two CPUs' time on a machine of 64, 64 threads would wait for each other.
+    const int allowed = control_group_cpus();
+    return std::max(1, allowed > 0 ? std::min(cpus, allowed) : cpus);
 }
 
 void check_device(const config::TrainConfig& c, const Device& device) {

@@ -24,7 +24,7 @@ bool use_cuda_graph(const config::TrainConfig& c, const nn::DecoderOptions& mode
 Schedule schedule(const config::TrainConfig& c, int64_t num_train_steps);
 data::LoaderOptions loader_options(const config::TrainConfig& c);
 
-// CPUs that this process may run on.
+// CPUs that this process may run on, by its affinity and its control group's share of time.
 int available_cpus();
 
 // What the configuration asks of the device and the device cannot do. Throws Error naming keys and values.

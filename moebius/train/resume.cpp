@@ -86,6 +86,17 @@ bool is_about_the_process(const std::string& key) {
 
 }  // namespace
 
+std::string unused_time_budget(const TrainerState& saved, const TrainerState& now) {
+    constexpr const char* kBudget = "time_budget_minutes";
+    const std::string before = key_of(saved, kBudget, "null"), after = key_of(now, kBudget, "null");
+    // A number that is given is what counts, and is told elsewhere.
+    if (before == after || key_of(now, "num_train_steps", "0") != "0") return {};
+    return fmt::format(
+        "{} = {} changes nothing (it was {}): the run keeps the {} steps that were chosen when it began; "
+        "num_train_steps=N sets another number",
+        kBudget, after, before, saved.num_train_steps);
+}
+
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml) {
     const std::map<std::string, std::string> saved = flat_keys(saved_yaml), now = flat_keys(now_yaml);
     std::vector<std::string> changed;

@@ -35,6 +35,10 @@ bool has_masters(const TrainerState& state);
 // masters or moments. The other way round they are widened, which is exact.
 void check_state_is_kept(const TrainerState& saved, const TrainerState& now, const std::string& checkpoint);
 
+// What to say where the run began with another time budget: its number of steps was chosen then and stays. ""
+// where there is nothing to say.
+std::string unused_time_budget(const TrainerState& saved, const TrainerState& now);
+
 // "key: before -> now" of every other key that shapes the training and differs: what a resume takes as it is
 // now, and says. Both are texts of config::to_yaml.
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml);

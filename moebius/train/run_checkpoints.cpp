@@ -45,6 +45,7 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
                  .window = saved.window};
     check_same_model(saved, state(run.point), run.path);
     check_state_is_kept(saved, state(run.point), run.path);
+    run.unused_budget = unused_time_budget(saved, state(run.point));
     run.complete = run.point.update >= run.point.num_train_steps;
     if (run.complete) return run;
     load(*found, saved, exec);

@@ -25,6 +25,7 @@ struct FoundRun {
     RunPoint point;
     std::string path;
     std::vector<std::string> changed;  // settings: "key: before -> now"
+    std::string unused_budget;         // unused_time_budget()
     bool complete = false;             // nothing was loaded: no step is left
 };
 

@@ -13,6 +13,7 @@
 #include "moebius/ops/global_norm/global_norm.h"
 #include "moebius/runtime/stream.h"
 #include "moebius/runtime/transfer.h"
+#include "moebius/train/cpu_scratch.h"
 
 namespace moebius::train {
 
@@ -366,6 +367,8 @@ StepPlan Step::plan() {
     plan.memory = pool.report();
     plan.bytes = plan.memory.peak_bytes;
     plan.saved_bytes = saved_bytes_;
+    if (run_.exec.device->kind() == DeviceKind::Cpu)
+        plan.scratch_bytes = cpu_scratch_bytes(model_.options(), options_.shape, run_.exec.threads->size());
     return plan;
 }
 

@@ -43,9 +43,10 @@ struct StepResult {
 // What a step takes, from a dry run of it.
 struct StepPlan {
     Cost cost;
-    int64_t bytes = 0;        // at most in use during the step, beside parameters and state
-    int64_t saved_bytes = 0;  // kept from forward to backward, one micro-batch
-    PoolReport memory;        // by name
+    int64_t bytes = 0;          // at most in use during the step, beside parameters and state and scratch
+    int64_t scratch_bytes = 0;  // at most what operations take inside, on the CPU: cpu_scratch_bytes()
+    int64_t saved_bytes = 0;    // kept from forward to backward, one micro-batch
+    PoolReport memory;          // by name
 };
 
 // Why a model's step cannot be captured in a CUDA graph; "" if it can.

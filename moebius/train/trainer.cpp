@@ -51,6 +51,7 @@ class Trainer {
     StepPlan make_step();
     void note_fusion() const;
     void note_graph(bool used) const;
+    void note_data() const;
     void choose_steps(double flops_per_step);
     void loop();
     void queue_step(int64_t update);
@@ -126,7 +127,8 @@ TrainResult Trainer::run() {
 void Trainer::open_run() {
     // What can be told from data and model alone is told before anything is made.
     check_memory_for_batches(data::batch_shape(*data_.training, loader_options(c_)), c_);
-    check_memory_for_parameters(model_.parameters().numel(), place_options(c_), machine_.device());
+    check_memory_for_parameters(model_.parameters().numel(), place_options(c_), c_.checkpoint.async_save,
+                                machine_.device());
     const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
     if (!c_.checkpoint.resume_from_checkpoint) {
         // The one inside the other goes with it, so that nothing is left for the second turn.
@@ -138,6 +140,7 @@ void Trainer::open_run() {
     }
     make_run_folder(run_dir_);
     run_lock_.emplace(run_dir_, kRunDir);
+    note(fmt::format("folder: {}", run_dir_.string()));
     // Held before the store looks: it clears away what looks half-written.
     std::error_code error;
     if (!std::filesystem::equivalent(run_dir_, ckpt_dir, error)) ckpt_lock_.emplace(ckpt_dir, kCkptDir);
@@ -175,6 +178,7 @@ bool Trainer::try_resume() {
     update_ = found->point.update;
     result_.checkpoint = found->path;
     result_.first_step = result_.last_step = update_;
+    if (!found->unused_budget.empty()) note("warning: " + found->unused_budget);
     if (found->complete) {
         result_.already_complete = result_.complete = true;
         note(fmt::format("this run is complete: {} has step {} of {}", found->path, update_, num_steps_));
@@ -228,7 +232,8 @@ StepPlan Trainer::make_step() {
         "{:.0f} MiB at most ({:.0f} kept for backward)",
         static_cast<double>(m.parameters().numel()) / 1e6, static_cast<double>(m.active_parameters()) / 1e6,
         c_.dtype, c_.grad_acc_steps, loader_->shape().capacity, plan.cost.flops / 1e9,
-        static_cast<double>(plan.bytes) / kMiB, static_cast<double>(plan.saved_bytes) / kMiB));
+        static_cast<double>(plan.bytes + plan.scratch_bytes) / kMiB,
+        static_cast<double>(plan.saved_bytes) / kMiB));
     if (const auto keys = keys_beyond_hugging_face(c_); !keys.empty()) {
         note(
             fmt::format("warning: {}: config.json has no such key, so whoever opens this run's model folders "
@@ -237,9 +242,22 @@ StepPlan Trainer::make_step() {
     }
     note_fusion();
     if (machine_.on_gpu()) note_graph(options.cuda_graph);
+    note_data();
+    return plan;
+}
+
+void Trainer::note_data() const {
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
-    return plan;
+    constexpr double kWorthSaying = 1e-3;
+    const double lower = data_.dataset->lower_case_share();
+    if (lower < kWorthSaying) return;
+    note(
+        fmt::format("data: {:.1f}% of the letters are lower case (soft masking), {}", 100 * lower,
+                    c_.dataset.uppercase_labels
+                        ? "and labels are upper case: the model sees the mask and need not predict it"
+                        : "which are tokens of their own: dataset.uppercase_labels=true keeps the model from "
+                          "learning to predict the mask"));
 }
 
 // What became of a fusion that was asked for; a lost one is said aloud.

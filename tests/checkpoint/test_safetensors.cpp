@@ -267,7 +267,15 @@ TEST(Safetensors, DeepNestingIsAnError) {
     for (int i = 0; i < 100000; ++i) header += "]";
     write_file(scratch.path() / "deep", header + "}", 0);
     EXPECT_THAT(error_of([&] { SafetensorsReader(real, scratch.path() / "deep"); }),
-                HasSubstr("not an object"));
+                HasSubstr("nested more than"));
+    // Where a message would show the value.
+    std::string deep = std::string(100000, '[') + std::string(100000, ']');
+    write_file(scratch.path() / "deep",
+               R"({"a":{"dtype":"F32","data_offsets":[0,4],"shape":[)" + deep + "]}}", 4);
+    EXPECT_THAT(error_of([&] { SafetensorsReader(real, scratch.path() / "deep"); }),
+                HasSubstr("nested more than"));
+    write_text(real, scratch.path() / "model.safetensors.index.json", R"({"weight_map":{"a":)" + deep + "}}");
+    EXPECT_THAT(error_of([&] { WeightFiles(real, scratch.path()); }), HasSubstr("nested more than"));
 }
 
 // Any single byte of a header replaced, and any cut: an Error or a file that reads, never a crash.

@@ -39,6 +39,13 @@ class ScratchFolder {
     Path path_;
 };
 
+inline std::vector<Path> files_under(const Path& folder) {
+    std::vector<Path> paths;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+        if (entry.is_regular_file()) paths.push_back(entry.path());
+    return paths;
+}
+
 struct ToyTensor {
     const char* name;
     Shape shape;

@@ -14,7 +14,12 @@ K = "config_kwargs"
 REFUSED = [
     ("dataset.stride=30", ["dataset.stride = 30", "dataset.max_seq_length - 2 = 30"]),
     ("dataset.max_seq_lenght=3", ["dataset.max_seq_lenght", "did you mean dataset.max_seq_length"]),
-    ("optimizer.lr=3", ["optimizer"]),
+    ("optimizer.lr=3", ["optimizer", "did you mean adamw_kwargs.lr?"]),
+    ("hidden_size=64", ["unknown key hidden_size", f"did you mean {K}.hidden_size?"]),
+    ("num_local_experts=8", [f"did you mean {K}.num_local_experts?"]),
+    ("max_seq_length=64", ["did you mean dataset.max_seq_length?"]),
+    ("device=gpu", ["device = gpu", "did you mean cuda?"]),
+    ("dtype=bfloat16", ["dtype = bfloat16", "did you mean bf16?"]),
     ("num_train_steps=abc", ["num_train_steps = abc", "whole number"]),
     ("num_train_steps=1.5", ["num_train_steps = 1.5", "whole number"]),
     ("num_train_steps=-1", ["num_train_steps = -1"]),

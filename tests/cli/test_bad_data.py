@@ -43,6 +43,13 @@ class BadDataTest(program.TestCase):
             "validation.fraction=null",
             f"validation.data_path={self.folder}/nothing.fa",
         )
+        # The key that is at fault is named, and no other.
+        result = self.rejected(
+            "validation.data_path = ",
+            self.fasta,
+            *("validation.enabled=true", "validation.fraction=null", f"validation.data_path={self.folder}/*.fna"),
+        )
+        self.assertNotIn("dataset.path", result.stderr)
 
     def test_folders_and_special_files(self):
         (self.folder / "empty").mkdir()
@@ -122,7 +129,12 @@ class BadDataTest(program.TestCase):
             self.assertEqual(self.trains(self.file(name, data)), expected, name)
         # Soft masking is another input.
         masked = b"\n".join(line if line[:1] == b">" else line.lower() for line in lines)
+        self.assertNotIn("soft masking", self.result.stdout)
         self.assertNotEqual(self.trains(self.file("masked.fa", masked)), expected)
+        self.assertIn("100.0% of the letters are lower case (soft masking)", self.result.stdout)
+        self.assertIn("dataset.uppercase_labels=true", self.result.stdout)
+        self.trains("masked.fa", "dataset.uppercase_labels=true")
+        self.assertRegex(self.result.stdout, r"soft masking\), and labels are upper case")
 
     def test_a_link_and_a_relative_path(self):
         (self.folder / "link.fa").symlink_to("small.fa")

@@ -54,6 +54,17 @@ class ForwardTest(program.TestCase):
         result = self.moebius(*self.inputs(input_ids=ids, labels=ids, cu_seqlens=borders), "--gradients")
         self.assertIn("4 tokens in 3 sequences, 1 labels", result.stdout)
 
+    def test_more_tokens_than_a_batch_holds(self):
+        # A sparse file: two GiB that take no room.
+        header = b'{"input_ids":{"dtype":"U8","shape":[1,2147483648],"data_offsets":[0,2147483648]}}'
+        path = self.folder / "large.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(path, 8 + len(header) + 2**31)
+        self.rejected(
+            ["large.safetensors: input_ids has 2147483648 tokens", "at most 2147483647"],
+            *("forward", "--model", self.model, "--input", path, "--output", self.folder / "out.safetensors"),
+        )
+
     def test_bad_inputs(self):
         ids = program.integers([65, 67, 71, 84], [1, 4])
         for entries, expected in [

@@ -18,23 +18,31 @@ class MyGenomeTest(program.TestCase):
         self.assertRegex(out, r"\d+ threads")
         self.assertRegex(out, r"\d+ training windows of 1 files, [1-9]\d* tokens held out")
         self.assertRegex(out, r"held-out loss .*\d+ bases")
-        run = self.folder / "runs" / "my_genome"
-        self.assertIn("runs/my_genome", out)
+        run = self.folder / "runs" / "my_genome-small"
+        self.assertIn("runs/my_genome-small", out)
         record = json.loads((run / "run.json").read_text())
         self.assertEqual(record["num_train_steps"], steps)
         self.assertEqual(record["inputs"][0]["path"], str(fasta))
         self.assertTrue(any("val_loss" in line for line in program.metrics(run)))
         self.assertTrue((run / "checkpoints" / f"step_{steps:06}" / "model" / "config.json").is_file())
-        # The number that was chosen stays, so that the run is complete.
+        # The number that was chosen stays, so that the run is complete, also with another budget, which is said.
         self.assertIn(f"step {steps} of {steps}", self.moebius(*arguments).stdout)
+        out = self.moebius(*arguments[:-1], "time_budget_minutes=7").stdout
+        self.assertIn("time_budget_minutes = 7.0 changes nothing (it was 0.05)", out)
+        self.assertIn(f"the {steps} steps", out)
+        # A second genome has a folder of its own.
+        other = program.write_fasta(self.folder / "other.fa", bases=12000, seed=8)
+        out = self.moebius(*arguments[:3], f"dataset.path={other}", *arguments[4:]).stdout
+        self.assertIn("runs/my_genome-other", out)
+        self.assertNotIn("resumed", out)
 
     def test_a_genome_too_small_to_hold_a_part_out(self):
+        command = ["train", "--config-name", "my_genome", "time_budget_minutes=0.01"]
         fasta = self.folder / "tiny.fa"
         fasta.write_text(">a\nACGT\n")
-        result = self.call("train", "--config-name", "my_genome", f"dataset.path={fasta}", "time_budget_minutes=0.01")
-        if result.returncode != 0:
-            self.assertIn("validation.fraction", result.stderr)
-            self.assertNotIn("internal error", result.stderr)
+        self.assertIn("1 tokens held out", self.moebius(*command, f"dataset.path={fasta}").stdout)
+        fasta.write_text(">a\nA\n")
+        self.refused(["validation.fraction", "none of the 1 tokens"], *command, f"dataset.path={fasta}")
 
 
 if __name__ == "__main__":

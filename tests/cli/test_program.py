@@ -67,6 +67,13 @@ class ProgramTest(program.TestCase):
         self.assertTrue((self.folder / "run" / "run.json").is_file())
         self.assertTrue((self.folder / "checkpoints" / "step_000003" / "model" / "config.json").is_file())
 
+    def test_plain_lines_begin_with_the_first_step(self):
+        fasta = program.write_fasta(self.folder / "small.fa", bases=3000)
+        out = self.moebius("train", *program.tiny(fasta, self.folder, steps=25), "logger.frequency=10").stdout
+        self.assertEqual([int(step) for step in re.findall(r"(?m)^step +(\d+)/25 .* left$", out)], [1, 10, 20, 25])
+        # The file of metrics has its windows alone.
+        self.assertEqual([line["step"] for line in program.metrics(self.folder / "run")], [10, 20, 25])
+
     def test_the_progress_line_fits_the_terminal(self):
         fasta = program.write_fasta(self.folder / "small.fa", bases=3000)
         for columns in (100, 56, 20):

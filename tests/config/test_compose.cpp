@@ -158,6 +158,17 @@ TEST_F(Compose, GroupsGiveTheKeysBelowTheirName) {
     EXPECT_EQ(composed("e"), R"({"dataset":{"path":"e.fa","stride":5},"seed":3})");
 }
 
+// A name of a hundred thousand parts must not take the stack.
+TEST_F(Compose, APackageOfVeryManyPartsIsAnError) {
+    std::string package = "a";
+    for (int i = 0; i < 100000; ++i) package += ".a";
+    const auto file = dir_.write("deep.yaml", "# @package " + package + "\nseed: 3\n");
+    EXPECT_EQ(error_of([&] { composed("deep"); }),
+              file.string() + ": a package of 100001 parts; there are at most 32");
+    dir_.write("good.yaml", "# @package a.b.c\nseed: 3\n");
+    EXPECT_EQ(composed("good"), R"({"a":{"b":{"c":{"seed":3}}}})");
+}
+
 TEST_F(Compose, NamesInAGroupAreRelativeToIt) {
     dir_.write("dataset/base.yaml", "stride: 1\nbuffer_size: 1\n");
     dir_.write("dataset/ecoli.yaml", "defaults: [base, /common]\nstride: 2\n");

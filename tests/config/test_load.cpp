@@ -56,7 +56,7 @@ TEST(Load, DefaultsAreTheRecipes) {
     EXPECT_TRUE(c.checkpoint.save_final_model && c.checkpoint.resume_from_checkpoint &&
                 c.checkpoint.async_save);
     EXPECT_EQ(c.logger.frequency, 100);
-    EXPECT_EQ(c.logger.run_dir, "runs/train");
+    EXPECT_EQ(c.logger.run_dir, "runs/train-genome");
     EXPECT_FALSE(c.validation.enabled);
     EXPECT_EQ(c.validation.eval_interval, 500);
     EXPECT_EQ(c.validation.num_batches, 10);
@@ -120,6 +120,16 @@ TEST(Load, UnknownKeyNamesPlaceAndNearest) {
               "unknown key dataset.strid (command line); did you mean dataset.stride?");
     EXPECT_EQ(error_with({"sede=3"}), "unknown key sede (command line); did you mean seed?");
     EXPECT_EQ(error_with({"lr=1e-3"}), "unknown key lr (command line); did you mean adamw_kwargs.lr?");
+    EXPECT_EQ(error_with({"hidden_size=64"}),
+              "unknown key hidden_size (command line); did you mean config_kwargs.hidden_size?");
+    EXPECT_EQ(error_with({"model.num_local_experts=8"}),
+              "unknown key model (command line); did you mean config_kwargs.num_local_experts?");
+    EXPECT_EQ(error_with({"dataset.num_local_experts=8"}),
+              "unknown key dataset.num_local_experts (command line); did you mean "
+              "config_kwargs.num_local_experts?");
+    EXPECT_THAT(error_with({"enabled=true"}), HasSubstr("did you mean fp8_config.enabled or "));
+    EXPECT_THAT(error_with({"device=gpu"}),
+                HasSubstr("must be one of auto, cpu, cuda (command line); did you mean cuda?"));
     EXPECT_EQ(error_with({"datasett.path=x"}), "unknown key datasett (command line); did you mean dataset?");
     EXPECT_EQ(error_with({"qqqqqqqqqqqqqqqq=x"}), "unknown key qqqqqqqqqqqqqqqq (command line)");
     const TempDir dir;
@@ -372,6 +382,26 @@ TEST(Load, FoldersFollowTheName) {
     EXPECT_EQ(load_file(file, {"checkpoint.ckpt_dir=null", "logger.run_dir=/r"}).config.checkpoint.ckpt_dir,
               "/r/checkpoints");
     EXPECT_EQ(load_file(file, {"logger.run_dir=null"}).config.logger.run_dir, "runs/ecoli");
+}
+
+// A second genome does not meet the first one's run.
+TEST(Load, DataOfTheCommandLineNameTheFolderToo) {
+    const auto run_dir = [](const std::string& path) {
+        return load_with({"dataset.path=" + path}).config.logger.run_dir;
+    };
+    EXPECT_EQ(run_dir("yeast.fa"), "runs/train-yeast");
+    EXPECT_EQ(run_dir("/data/GCF_000146045.2.fna.gz"), "runs/train-GCF_000146045.2");
+    EXPECT_EQ(run_dir("a/b.c.fasta.bgz"), "runs/train-b.c");
+    EXPECT_EQ(run_dir("plain"), "runs/train-plain");
+    EXPECT_EQ(run_dir("genomes/"), "runs/train-genomes");
+    for (const char* no_name : {"'*.fa'", "a.fa,b.fa", "..", ".", "/", "../.."})
+        EXPECT_EQ(run_dir(no_name), "runs/train") << no_name;
+    const TempDir dir;
+    const auto file = dir.write("ecoli.yaml", with_required("dataset: {path: x.fa}\n"));
+    EXPECT_EQ(load_file(file).config.logger.run_dir, "runs/ecoli");
+    EXPECT_EQ(load_file(file, {"dataset.path=y.fa"}).config.logger.run_dir, "runs/ecoli-y");
+    EXPECT_EQ(load_file(file, {"dataset.path=y.fa", "logger.run_dir=r"}).config.logger.run_dir, "r");
+    EXPECT_EQ(load({.allow_missing = true}).config.logger.run_dir, "runs/train");
 }
 
 TEST(Schedule, NullLengthsFollowTheRun) {

@@ -31,6 +31,14 @@ TEST(Nearest, IsNothingWhenAllAreFar) {
     EXPECT_EQ(nearest(std::string(300, 'a'), {std::string(299, 'a')}), std::nullopt);  // no key is so long
 }
 
+TEST(Nearest, KnowsWhatOthersCallIt) {
+    EXPECT_EQ(nearest("gpu", {"auto", "cpu", "cuda"}), "cuda");  // cpu has the smaller distance
+    EXPECT_EQ(nearest("GPU", {"auto", "cpu", "cuda"}), "cuda");
+    EXPECT_EQ(nearest("bfloat16", {"fp32", "bf16"}), "bf16");
+    EXPECT_EQ(nearest("float32", {"fp32", "bf16"}), "fp32");
+    EXPECT_EQ(nearest("gpu", {"fp32", "bf16"}), std::nullopt);
+}
+
 TEST(Suggestion, AsksOrLists) {
     EXPECT_EQ(suggestion("fsata", {"fasta", "fastq"}), "; did you mean fasta?");
     EXPECT_EQ(suggestion("zzzzzz", {"fasta", "fastq"}), "; known: fasta, fastq");

@@ -35,8 +35,8 @@ TEST(Shipped, AllLoadAndRoundTrip) {
     for (const std::string& name : config_names({kConfigs})) {
         SCOPED_TRACE(name);
         const Loaded loaded = shipped(name, {"dataset.path=x.fa"}, /*allow_not_yet=*/true);
-        EXPECT_EQ(loaded.config.logger.run_dir, "runs/" + name);
-        EXPECT_EQ(loaded.config.checkpoint.ckpt_dir, "runs/" + name + "/checkpoints");
+        EXPECT_EQ(loaded.config.logger.run_dir, "runs/" + name + "-x");
+        EXPECT_EQ(loaded.config.checkpoint.ckpt_dir, "runs/" + name + "-x/checkpoints");
         EXPECT_EQ(model_of(loaded).get_string("model_type"), "mixtral");
         const TempDir dir;
         const auto file = dir.write("again.yaml", to_yaml(loaded.config));
@@ -47,6 +47,7 @@ TEST(Shipped, AllLoadAndRoundTrip) {
 TEST(Shipped, L0SanityNeedsNothingMore) {
     const Loaded loaded = shipped("L0_sanity");
     EXPECT_EQ(loaded.config.dataset.path, "build/data/NC_008253.fna.gz");
+    EXPECT_EQ(loaded.config.logger.run_dir, "runs/L0_sanity");
     EXPECT_EQ(loaded.config.dataset.micro_batch_size * loaded.config.dataset.max_seq_length, 8 * 1024);
     EXPECT_EQ(loaded.config.validation.fraction, 0.05);
     const ModelConfig model = model_of(loaded);

@@ -58,6 +58,8 @@ TEST(Dataset, RecordsOfSeveralFiles) {
     EXPECT_EQ(data->tokens(), 11);
     EXPECT_EQ(data->describe(2, 0, 2), (dir / "a.fa.gz") + ", record 0 (z), bases 1 to 2");
     EXPECT_EQ(data->files()[0].residues, 9);
+    EXPECT_EQ(data->files()[0].lower_case, 2);
+    EXPECT_EQ(data->lower_case_share(), 2.0 / 11.0);
 }
 
 TEST(Dataset, FingerprintIsOfContent) {
@@ -101,6 +103,25 @@ TEST(Dataset, ProteinsAreRefused) {
 TEST(Dataset, NothingToTrainOn) {
     const TempDir dir;
     EXPECT_THAT(error_of([&] { open({dir.write("a.fa", ">x\n>y\n")}); }), HasSubstr("has any sequence"));
+}
+
+// Sizes that do not fit 64 bits in sum are more than any memory, not less than none.
+TEST(Dataset, SizesThatOverflowAreTooLarge) {
+    // Memory's file system takes sparse files of any size; those on disks mostly do not.
+    const std::filesystem::path folder = "/dev/shm/moebius_sparse_" + std::to_string(::getpid());
+    std::error_code error;
+    std::filesystem::create_directory(folder, error);
+    std::vector<std::string> paths;
+    for (const char* name : {"a.fa", "b.fa", "c.fa"}) {
+        paths.push_back((folder / name).string());
+        std::ofstream(paths.back()) << ">x\nACGT\n";
+        if (!error) std::filesystem::resize_file(paths.back(), uint64_t{1} << 62, error);
+    }
+    const std::string message = error ? "" : error_of([&] { open(paths, 1 << 20); });
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+    if (error) GTEST_SKIP() << "no file system in memory: " << error.message();
+    EXPECT_THAT(message, HasSubstr("9223372036854775807 bytes"));
 }
 
 TEST(Dataset, MemoryLimitIsSaidBeforeReading) {

@@ -7,60 +7,34 @@
 #include "moebius/comm/registry.h"
 #include "moebius/train/step.h"
 #include "tests/test_machine.h"
+#include "tests/train/token_batch.h"
 
 namespace moebius::train {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kInstrumented = true;
+#else
+constexpr bool kInstrumented = false;
+#endif
+
 constexpr int64_t kRows = 4, kLength = 64, kTokens = kRows * kLength;
-
-struct Batch {
-    std::vector<int32_t> tokens = std::vector<int32_t>(kTokens, 7), targets, positions, borders;
-    std::vector<uint8_t> valid = std::vector<uint8_t>(kTokens, 1);
-    data::StepBatch step;
-
-    // The same token everywhere, or all different ones.
-    explicit Batch(bool alike) {
-        for (int64_t i = 0; i < kTokens; ++i) {
-            if (!alike) tokens[static_cast<size_t>(i)] = static_cast<int32_t>(i % 251);
-            targets.push_back(i % kLength + 1 == kLength ? data::kIgnore : static_cast<int32_t>(i % 4));
-            positions.push_back(static_cast<int32_t>(i % kLength));
-        }
-        for (int64_t row = 0; row <= kRows; ++row) borders.push_back(static_cast<int32_t>(row * kLength));
-        data::MicroBatch micro;
-        micro.tokens = tokens;
-        micro.targets = targets;
-        micro.positions = positions;
-        micro.valid = valid;
-        micro.cu_seqlens = micro.cu_seqlens_capacity = borders;
-        micro.max_seqlen = kLength;
-        micro.labels = kRows * (kLength - 1);
-        step.labels = micro.labels;
-        step.tokens = step.real_tokens = kTokens;
-        step.micro = {micro};
-    }
-};
+constexpr nn::ExpertMode kModes[] = {nn::ExpertMode::GroupedLinear, nn::ExpertMode::FusedGroupedMlp};
 
 TEST(AllTokensToOneExpert, TakesNoMoreMemoryThanSpreadOnes) {
-    const auto config = config::ModelConfig::parse(
-        R"({"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 1,
-            "vocab_size": 256})",
-        "config.json");
-    for (const nn::ExpertMode mode : {nn::ExpertMode::GroupedLinear, nn::ExpertMode::FusedGroupedMlp}) {
+    for (const nn::ExpertMode mode : kModes) {
         TestMachine machine;
         const auto world = make_communicator("self");
         nn::Run run{.exec = machine.exec, .world = world.get()};
-        models::Model model(config, {.expert_mode = mode});
+        models::Model model(small_config(), {.expert_mode = mode});
         model.place({}, run.exec);
         model.parameters().fill(3, run.exec);
-        Step step(model,
-                  {.shape = {.rows = kRows, .capacity = kTokens, .max_seqlen = kLength},
-                   .cuda_graph = machine.on_gpu()},
+        Step step(model, {.shape = TokenBatch(true, kRows, kLength).shape(), .cuda_graph = machine.on_gpu()},
                   run, &machine.host);
         int64_t peak = 0;
         // Spread tokens first: the memory that they took must do for the worst case.
         for (int64_t update = 1; update <= 4; ++update) {
-            const Batch batch(update > 2);
+            const TokenBatch batch(update > 2, kRows, kLength);
             const StepResult result = step.run(batch.step, update, 1e-3);
             ASSERT_FALSE(result.bad);
             EXPECT_TRUE(std::isfinite(result.loss) && result.loss > 0);
@@ -80,6 +54,111 @@ TEST(AllTokensToOneExpert, TakesNoMoreMemoryThanSpreadOnes) {
                 EXPECT_EQ(now, peak) << "the worst case took more than spread tokens";
             }
         }
+    }
+}
+
+// What a step is said to need at most is not exceeded, whatever the routing: the plan, and beside it the
+// scratch of operations.
+TEST(AllTokensToOneExpert, StaysWithinTheStatedBound) {
+    struct Sizes {
+        const char* name;
+        SmallSizes model;
+        int64_t rows, length;
+        bool bf16;
+        int threads;
+    };
+    const Sizes all[] = {
+        {"tiny", {}, 4, 64, false, 2},
+        {"l0_sanity", {.hidden = 256, .intermediate = 512, .topk = 2}, 2, 1024, false, 2},
+        {"many_threads", {.hidden = 256, .intermediate = 512, .topk = 2}, 2, 1024, true, 16},
+        {"wide", {.hidden = 512, .intermediate = 2048, .heads = 8, .kv_heads = 8}, 1, 512, true, 2},
+        {"many_experts", {.hidden = 128, .intermediate = 64, .experts = 64, .topk = 8}, 2, 512, true, 3},
+        {"one_long_sequence", {.hidden = 128, .heads = 8, .kv_heads = 1, .experts = 2}, 1, 4096, false, 2},
+        {"large_vocabulary", {.vocab = 20000}, 2, 256, false, 2},
+    };
+    for (const Sizes& s : all) {
+        // With gaps between blocks, and tens of times slower, it says no more in the larger ones.
+        if (kInstrumented && &s != all) break;
+        for (const nn::ExpertMode mode : kModes) {
+            SCOPED_TRACE(std::string(s.name) + ", mode " + std::to_string(static_cast<int>(mode)));
+            TestMachine machine;
+            if (machine.on_gpu()) GTEST_SKIP() << "a GPU's scratch is not in the plan";
+            ThreadPool threads(s.threads);
+            const auto world = make_communicator("self");
+            const DType dtype = s.bf16 ? DType::BF16 : DType::F32;
+            nn::Run run{.exec = machine.exec, .dtype = dtype, .world = world.get()};
+            run.exec.threads = &threads;
+            models::Model model(small_config(s.model), {.expert_mode = mode});
+            model.place({.dtype = dtype, .grad_dtype = dtype}, run.exec);
+            model.parameters().fill(3, run.exec);
+            const PoolReport before = machine.pool->report();
+            const TokenBatch spread(false, s.rows, s.length), alike(true, s.rows, s.length);
+            Step step(model, {.shape = spread.shape()}, run);
+            const StepPlan plan = step.plan();
+            for (int64_t update = 1; update <= 2; ++update) {
+                const StepResult result = step.run((update == 1 ? spread : alike).step, update, 1e-3);
+                ASSERT_FALSE(result.bad);
+            }
+            const PoolReport after = machine.pool->report();
+            EXPECT_LE(after.peak_bytes - before.current_bytes, plan.bytes + plan.scratch_bytes);
+            EXPECT_LE(after.system_bytes - before.system_bytes,
+                      plan.memory.system_bytes + plan.scratch_bytes);
+            // A bound that says nothing would hold as well.
+            EXPECT_GT(after.peak_bytes - before.current_bytes, plan.bytes);
+            EXPECT_LT(plan.scratch_bytes, int64_t{200} << 20);
+        }
+    }
+}
+
+// Experts that no token reaches have gradients, of zero, though they had others a step before; and weight
+// decay applies to them as to all.
+TEST(AllTokensToOneExpert, TheOthersHaveZeroGradientsAndDecay) {
+    constexpr float kRate = 0.125f, kDecay = 0.25f;
+    for (const nn::ExpertMode mode : {nn::ExpertMode::Loop, kModes[0], kModes[1]}) {
+        TestMachine machine;
+        if (machine.on_gpu()) GTEST_SKIP() << "reads parameters on the host";
+        const auto world = make_communicator("self");
+        const nn::Run run{.exec = machine.exec, .world = world.get()};
+        models::Model model(small_config(), {.expert_mode = mode});
+        model.place({}, run.exec);
+        model.parameters().fill(3, run.exec);
+        const TokenBatch spread(false, kRows, kLength), alike(true, kRows, kLength);
+        Step step(model, {.shape = spread.shape(), .adamw = {.weight_decay = kDecay}, .clip_grad_norm = 0},
+                  run);
+        // The rate of the first update is 0: it leaves gradients and moments, and the weights as they are.
+        const StepResult first = step.run(spread.step, 1, 0.0);
+        ASSERT_TRUE(std::all_of(first.expert_counts.begin(), first.expert_counts.end(),
+                                [](float count) { return count > 0; }));
+        const Parameter* p = model.parameters().find("layers.0.moe.gate_up");
+        ASSERT_NE(p, nullptr);
+        const int64_t each = p->value.numel() / 4;
+        const auto values = [&](const View& view) {
+            return std::vector<float>(view.as<float>(), view.as<float>() + 4 * each);
+        };
+        const std::vector<float> gradients = values(p->main_grad);
+        // Moments of the first update would move the weights too: a rate that leaves the decay alone is not
+        // to be had, so the first moments are taken away.
+        fill_zero(model.parameters().first_moments(), run.exec);
+        const std::vector<float> weights = values(p->value);
+        const StepResult second = step.run(alike.step, 2, static_cast<double>(kRate));
+        const std::vector<float> again = values(p->main_grad), decayed = values(p->value);
+        int empty = 0;
+        for (int64_t e = 0; e < 4; ++e) {
+            const bool none = second.expert_counts[static_cast<size_t>(e)] == 0;
+            empty += none;
+            double before = 0, after = 0;
+            for (int64_t i = e * each; i < (e + 1) * each; ++i) {
+                const auto at = static_cast<size_t>(i);
+                before += std::abs(static_cast<double>(gradients[at]));
+                after += std::abs(static_cast<double>(again[at]));
+                if (!none) continue;
+                ASSERT_NEAR(decayed[at], weights[at] * (1 - kRate * kDecay), 2e-7f * std::abs(weights[at]))
+                    << i;
+            }
+            EXPECT_GT(before, 0);
+            EXPECT_EQ(after == 0, none) << "expert " << e << ", mode " << static_cast<int>(mode);
+        }
+        EXPECT_EQ(empty, 3);
     }
 }
 

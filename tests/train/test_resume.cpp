@@ -23,6 +23,21 @@ TEST(Resume, SettingsThatChangedAreNamedWithBothValues) {
     EXPECT_THAT(changed_settings(now, now), ElementsAre());
 }
 
+TEST(Resume, AnotherTimeBudgetIsSaidToChangeNothing) {
+    const auto state = [](const std::string& steps, const std::string& minutes) {
+        TrainerState state;
+        state.num_train_steps = 73;
+        state.config_yaml = "num_train_steps: " + steps + "\ntime_budget_minutes: " + minutes + "\n";
+        return state;
+    };
+    EXPECT_THAT(unused_time_budget(state("0", "10.0"), state("0", "60.0")),
+                testing::AllOf(HasSubstr("time_budget_minutes = 60.0 changes nothing (it was 10.0)"),
+                               HasSubstr("73 steps"), HasSubstr("num_train_steps=N")));
+    EXPECT_EQ(unused_time_budget(state("0", "10.0"), state("0", "10.0")), "");
+    EXPECT_EQ(unused_time_budget(state("0", "10.0"), state("80", "60.0")), "") << "the number counts";
+    EXPECT_THAT(unused_time_budget(state("73", "null"), state("0", "60.0")), HasSubstr("73 steps"));
+}
+
 TEST(Resume, RemaindersMayComeAndGo) {
     EXPECT_THAT(changed_settings("optimizer_store_param_remainders: false\ngrad_dtype: fp32\n",
                                  "optimizer_store_param_remainders: true\ngrad_dtype: bf16\n"),

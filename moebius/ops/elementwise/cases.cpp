@@ -96,6 +96,15 @@ Case sum_case(int64_t count) {
     return c;
 }
 
+// For the benchmark: as many elements as 8,192 tokens of 256 have.
+constexpr int64_t kBenchTokens = 8192, kBenchHidden = 256;
+Case timed(Case c) {
+    c.group = "bench";
+    c.bench = true;
+    c.mutants.clear();
+    return c;
+}
+
 }  // namespace
 
 void elementwise_cases(std::vector<Case>& cases) {
@@ -109,6 +118,13 @@ void elementwise_cases(std::vector<Case>& cases) {
     }
     cases.push_back(jitter_case(DType::F32, 9, 33));
     cases.push_back(jitter_case(DType::BF16, 9, 33));
+    constexpr int64_t kBench = kBenchTokens * kBenchHidden;
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+        cases.push_back(timed(add_case(dtype, kBench)));
+        cases.push_back(timed(convert_case(dtype == DType::F32 ? DType::BF16 : DType::F32, dtype, kBench)));
+        cases.push_back(timed(jitter_case(dtype, kBenchTokens, kBenchHidden)));
+    }
+    cases.push_back(timed(sum_case(kBenchTokens)));
 }
 
 }  // namespace moebius::ops

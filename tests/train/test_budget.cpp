@@ -1,0 +1,63 @@
+// What is refused before a run begins because memory would not do.
+#include "moebius/train/budget.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <climits>
+
+#include "moebius/base/error.h"
+#include "moebius/train/control_group.h"
+
+namespace moebius::train {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+std::string refusal(int64_t numel, const PlaceOptions& options, bool async_save) {
+    try {
+        check_memory_for_parameters(numel, options, async_save, Device::cpu());
+    } catch (const DeviceError& error) {
+        return error.what();
+    }
+    return "";
+}
+
+TEST(Budget, TheCopyOfAsyncSaveCounts) {
+    const PlaceOptions fp32{.train = true};
+    // Parameters and state take three quarters of what is free, the copy 12 bytes of each 16 more.
+    const int64_t numel = available_memory() / 4 * 3 / 16;
+    EXPECT_EQ(refusal(numel, fp32, false), "");
+    EXPECT_THAT(refusal(numel, fp32, true), AllOf(HasSubstr("checkpoint.async_save=false"),
+                                                  HasSubstr("GiB are free, of which the run itself takes")));
+    EXPECT_EQ(refusal(numel / 4, fp32, true), "");
+    // Masters held as remainders are written as they are, in fp32: 14 bytes of a parameter's 16.
+    const PlaceOptions split{.dtype = DType::BF16, .masters = Masters::Remainders, .train = true};
+    EXPECT_THAT(refusal(numel, split, true), HasSubstr("checkpoint.async_save=false"));
+    // What does not fit by itself is not blamed on the copy.
+    EXPECT_THAT(refusal(numel * 4, fp32, true),
+                AllOf(HasSubstr("parameters need"), Not(HasSubstr("async_save"))));
+}
+
+TEST(ControlGroup, ItsOwnAndThoseAroundIt) {
+    using testing::ElementsAre;
+    EXPECT_THAT(control_group_folders("0::/\n"), ElementsAre("/sys/fs/cgroup"));
+    EXPECT_THAT(
+        control_group_folders("1:name=x:/old\n0::/user.slice/job-7\n"),
+        ElementsAre("/sys/fs/cgroup/user.slice/job-7", "/sys/fs/cgroup/user.slice", "/sys/fs/cgroup"));
+    EXPECT_THAT(control_group_folders(""), ElementsAre("/sys/fs/cgroup"));
+}
+
+TEST(ControlGroup, CpusOfItsTime) {
+    EXPECT_EQ(cpus_allowed("200000 100000\n"), 2);
+    EXPECT_EQ(cpus_allowed("150000 100000"), 2);
+    EXPECT_EQ(cpus_allowed("50000 100000"), 1);
+    EXPECT_EQ(cpus_allowed("9223372036854775807 1"), INT_MAX);
+    for (const char* none : {"max 100000", "", "0 0", "-1 100000", "100000"})
+        EXPECT_EQ(cpus_allowed(none), 0) << none;
+}
+
+}  // namespace
+}  // namespace moebius::train
