@@ -8,6 +8,7 @@
 #include "moebius/base/error.h"
 #include "moebius/data/source.h"
 #include "moebius/ops/registry.h"
+#include "moebius/train/low_precision.h"
 
 namespace moebius::train {
 
@@ -16,6 +17,7 @@ config::Choices registry_choices() {
     for (const data::TokenizerRow& row : data::tokenizers()) {
         choices["dataset.tokenizer"].emplace_back(row.name);
     }
+    choices["fp8_config.fp8_recipe"] = precision::recipe_names();
     for (const ops::OpInfo& op : ops::registry()) {
         choices["kernels"].push_back(op.name);
         for (const ops::VariantInfo& variant : op.variants)
@@ -58,6 +60,7 @@ models::ModelOptions model_options(const config::TrainConfig& c) {
     o.spike_no_more_embedding_init = c.spike_no_more_embedding_init;
     o.megatron_scaled_init = c.use_megatron_scaled_init;
     o.decay_embedding = !c.skip_embedding_weight_decay;
+    o.low_precision = low_precision_options(c);
     return o;
 }
 

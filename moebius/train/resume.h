@@ -35,6 +35,13 @@ bool has_masters(const TrainerState& state);
 // masters or moments. The other way round they are widened, which is exact.
 void check_state_is_kept(const TrainerState& saved, const TrainerState& now, const std::string& checkpoint);
 
+// Whether both quantize the same tensors in the same way, so that the one's amax histories are the other's.
+bool same_low_precision(const TrainerState& saved, const TrainerState& now);
+// Throws Error naming key and both values where one of the two holds weights as codes and masters alone, and
+// they differ in which or how.
+void check_persistent_weights(const TrainerState& saved, const TrainerState& now,
+                              const std::string& checkpoint);
+
 // "key: before -> now" of every other key that shapes the training and differs: what a resume takes as it is
 // now, and says. Both are texts of config::to_yaml.
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml);
