@@ -32,6 +32,9 @@ class ForwardCommand : public Command {
                          "loop, grouped_linear, fused_grouped_mlp", false);
         arguments.option("--activation-checkpointing", config_.activation_checkpointing,
                          "none, moe, attention, full", false);
+        arguments.option("--fp8-recipe", config_.fp8_config.fp8_recipe,
+                         "Quantize as fp8_config.fp8_recipe does: " + list(precision::recipe_names()), false);
+        arguments.option("--fp8-format", config_.fp8_config.fp8_format, "E4M3 (default) or HYBRID", false);
         arguments.option("--device", config_.device, "auto (default), cpu, cuda", false);
         arguments.number("--threads", threads_, "CPU threads; 0: all");
         arguments.rest("kernels", kernels_,
@@ -46,19 +49,25 @@ class ForwardCommand : public Command {
         if (threads_ < 0 || threads_ > kMaxThreads) {
             throw Error(fmt::format("--threads {} must be between 0 and {}", threads_, kMaxThreads));
         }
+        config_.fp8_config.enabled = !config_.fp8_config.fp8_recipe.empty();
+        if (!config_.fp8_config.enabled && config_.fp8_config.fp8_format != "E4M3") {
+            throw Error(fmt::format("--fp8-format {} needs --fp8-recipe", config_.fp8_config.fp8_format));
+        }
         take_overrides();
         check("--device", config_.device, {"auto", "cpu", "cuda"});
         check_model_folder();
         train::Machine machine(config_.device, threads_ > 0 ? threads_ : train::available_cpus());
         train::check_device(config_, machine.device());
         if (machine.on_gpu()) print(machine.line());
+        models::ModelOptions model_options = train::model_options(config_);
+        model_options.low_precision.keep_weights = gradients_;  // each is used once without
         const eval::ForwardSummary summary =
             eval::forward({.model = model_,
                            .input = input_,
                            .output = output_,
                            .gradients = gradients_,
                            .dtype = train::dtype_from(config_.dtype),
-                           .model_options = train::model_options(config_),
+                           .model_options = model_options,
                            .free_bytes = train::available_memory(machine.device())},
                           machine.exec(&config_.kernels));
         const std::string loss = summary.labels > 0
@@ -70,16 +79,27 @@ class ForwardCommand : public Command {
     }
 
   private:
+    // A recipe that is named is one that is asked for.
+    static config::TrainConfig without_recipe() {
+        config::TrainConfig config;
+        config.fp8_config.fp8_recipe.clear();
+        return config;
+    }
+
     static constexpr int kMaxThreads = 1024;  // as num_threads of a configuration
+
+    static std::string list(const std::vector<std::string>& words) {
+        std::string text;
+        for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+        return text;
+    }
 
     static void check(const std::string& option, const std::string& value,
                       const std::vector<std::string>& choices) {
         for (const std::string& choice : choices) {
             if (value == choice) return;
         }
-        std::string list;
-        for (const std::string& choice : choices) list += (list.empty() ? "" : ", ") + choice;
-        throw Error(fmt::format("{} {} is not one of {}{}", option, value, list,
+        throw Error(fmt::format("{} {} is not one of {}{}", option, value, list(choices),
                                 config::did_you_mean(value, choices)));
     }
 
@@ -118,7 +138,7 @@ class ForwardCommand : public Command {
     std::vector<std::string> kernels_;
     bool gradients_ = false;
     int threads_ = 0;
-    config::TrainConfig config_;
+    config::TrainConfig config_ = without_recipe();
 };
 
 }  // namespace

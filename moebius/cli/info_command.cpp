@@ -8,6 +8,7 @@
 #include "moebius/comm/registry.h"
 #include "moebius/models/family.h"
 #include "moebius/ops/registry.h"
+#include "moebius/precision/recipe.h"
 #include "moebius/train/machine.h"
 #include "moebius/train/resolve.h"
 #include "moebius/train/run_folder.h"
@@ -50,6 +51,7 @@ class InfoCommand : public Command {
         }
         print("collectives  " + list(backends));
         print("families     " + list(models::family_names()));
+        print("recipes      " + list(precision::recipe_names()) + " (fp8_config.fp8_recipe)");
         print("variants (kernels.<op>=<variant> forces one)");
         for (const ops::OpInfo& op : ops::registry()) {
             std::vector<std::string> variants;

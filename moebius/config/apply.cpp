@@ -94,7 +94,15 @@ class ValueReader {
         if (tree.kind != Tree::Kind::Sequence) fail(key_, tree, "a list of names" + or_null());
         for (size_t i = 0; i < tree.items.size(); ++i) {
             const ValueReader item(fmt::format("{}[{}]", key_, i), field_, choices_);
-            item.read(at_place(tree.items[i], tree), &out->emplace_back());
+            Tree entry = at_place(tree.items[i], tree);
+            // Where null is a name, YAML's own null is it.
+            const auto& names = field_.choices;
+            if (entry.kind == Tree::Kind::Null &&
+                std::find(names.begin(), names.end(), "null") != names.end()) {
+                out->emplace_back("null");
+                continue;
+            }
+            item.read(entry, &out->emplace_back());
         }
     }
 

@@ -2,6 +2,7 @@
 // or the registries is checked by train/.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -133,6 +134,49 @@ class Contradictions {
         }
     }
 
+    void check_low_precision() const {
+        const bool enabled = config_.fp8_config.enabled;
+        const auto& layers = config_.layer_precision;
+        if (layers && !enabled && std::find(layers->begin(), layers->end(), "fp8") != layers->end()) {
+            fail("layer_precision names fp8, which needs fp8_config.enabled = true; it is false",
+                 {"layer_precision", "fp8_config.enabled"});
+        }
+        const QuantizedModelInit& init = config_.fp8_config.quantized_model_init_kwargs;
+        if (init.preserve_high_precision_init_val && !init.enabled) {
+            fail(
+                "fp8_config.quantized_model_init_kwargs.preserve_high_precision_init_val = true needs "
+                "fp8_config.quantized_model_init_kwargs.enabled = true, which is false",
+                {"fp8_config.quantized_model_init_kwargs.preserve_high_precision_init_val"});
+        }
+        if (init.enabled && config_.dtype != "fp32" &&
+            (config_.optimizer_store_param_remainders || !config_.optimizer_master_weights)) {
+            fail(fmt::format("fp8_config.quantized_model_init_kwargs.enabled = true needs fp32 masters, but "
+                             "optimizer_master_weights = {} and optimizer_store_param_remainders = {}",
+                             config_.optimizer_master_weights, config_.optimizer_store_param_remainders),
+                 {"fp8_config.quantized_model_init_kwargs.enabled", "optimizer_master_weights",
+                  "optimizer_store_param_remainders"});
+        }
+        if (config_.fp8_stats_config.enabled && !enabled) {
+            fail("fp8_stats_config.enabled = true needs fp8_config.enabled = true, which is false",
+                 {"fp8_stats_config.enabled", "fp8_config.enabled"});
+        }
+        for (const char* key : {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"}) {
+            const auto found = config_.config_kwargs.find(key);
+            if (found == config_.config_kwargs.end() || found->second.json == "0") continue;
+            const std::string name = fmt::format("config_kwargs.{}", key);
+            const std::string shown = fmt::format("{} = {}", name, found->second.json);
+            if (!enabled) {
+                fail(fmt::format("{} needs fp8_config.enabled = true, which is false", shown),
+                     {name, "fp8_config.enabled"});
+            }
+            if (layers) {
+                fail(fmt::format("{} and layer_precision both say which layers are in FP8; leave one out",
+                                 shown),
+                     {name, "layer_precision"});
+            }
+        }
+    }
+
     // Computed with in fp32, where a tiny number is 0 and 0.9999999999 is 1.
     void check_single_precision() const {
         const auto& a = config_.adamw_kwargs;
@@ -183,6 +227,7 @@ void check_contradictions(const Loaded& loaded) {
     contradictions.check_steps();
     contradictions.check_router();
     contradictions.check_weights();
+    contradictions.check_low_precision();
     contradictions.check_single_precision();
 }
 

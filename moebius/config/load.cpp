@@ -8,7 +8,6 @@
 #include "moebius/config/apply.h"
 #include "moebius/config/compose.h"
 #include "moebius/config/fields.h"
-#include "moebius/config/model_keys.h"
 #include "moebius/config/scalar.h"
 #include "moebius/config/tree.h"
 
@@ -56,13 +55,6 @@ class NotYetFinder : public PathVisitor {
 NotYetFinder find_not_yet(TrainConfig config) {
     NotYetFinder finder;
     fields(finder, config);
-    for (const auto& [name, value] : config.config_kwargs) {
-        const ModelKey* known = find_model_key(name);
-        if (!known || known->not_yet.empty() || value.json == "0") continue;
-        const std::string key = "config_kwargs." + name;
-        finder.found[key] = fmt::format("{} = {} is not supported: {}", key, value.json, known->not_yet);
-        finder.order.push_back(key);
-    }
     return finder;
 }
 

@@ -11,8 +11,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kLowPrecision = "this build trains in fp32 and bf16 only";
-
 bool has_type(const Json& value, const ModelKey& key) {
     switch (key.type) {
         case JsonType::Int:
@@ -72,8 +70,8 @@ const std::vector<ModelKey>& model_keys() {
         {.key = "num_experts_per_tok", .type = Int, .at_least = 1},
         {.key = "num_hidden_layers", .type = Int, .at_least = 1},
         {.key = "num_key_value_heads", .type = Int, .at_least = 1},
-        {.key = "num_layers_at_end_in_bf16", .type = Int, .at_least = 0, .not_yet = kLowPrecision},
-        {.key = "num_layers_at_start_in_bf16", .type = Int, .at_least = 0, .not_yet = kLowPrecision},
+        {.key = "num_layers_at_end_in_bf16", .type = Int, .at_least = 0},
+        {.key = "num_layers_at_start_in_bf16", .type = Int, .at_least = 0},
         {.key = "num_local_experts", .type = Int, .at_least = 1},
         {.key = "output_router_logits", .type = Bool},
         {.key = "pad_token_id", .type = Int, .nullable = true, .at_least = 0},

@@ -19,7 +19,6 @@ struct ModelKey {
     bool nullable = false;
     std::optional<double> at_least{};
     std::string_view other_spelling{};  // where else Hugging Face has kept the same thing
-    std::string_view not_yet{};         // why this build refuses anything but 0
 };
 
 const std::vector<ModelKey>& model_keys();

@@ -82,6 +82,8 @@ struct TypeName {
 std::string type_text(const std::string& key, const Field& field, const Choices& choices) {
     const std::vector<std::string> names = choices_of(key, field, choices);
     const bool is_map = std::holds_alternative<std::map<std::string, std::string>*>(field.value);
+    const bool is_list = std::holds_alternative<std::optional<std::vector<std::string>>*>(field.value);
+    if (is_list && !names.empty()) return fmt::format("list of {}; or null", fmt::join(names, ", "));
     std::string text = names.empty() || is_map ? std::visit(TypeName{}, field.value)
                                                : fmt::format("one of {}", fmt::join(names, ", "));
     if (is_map && !names.empty()) text += fmt::format(" for {}", fmt::join(names, ", "));
@@ -207,8 +209,7 @@ std::string model_keys_text() {
         "\n## Keys of `config.json` that `config_kwargs` may add\n\n"
         "`config_kwargs` may set every key that the model's `config.json` has, and these:\n\n";
     for (const ModelKey& key : model_keys()) {
-        text += fmt::format("- `{}`{}\n", key.key,
-                            key.not_yet.empty() ? "" : fmt::format(" (only 0: {})", key.not_yet));
+        text += fmt::format("- `{}`\n", key.key);
     }
     return text;
 }

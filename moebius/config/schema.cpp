@@ -9,7 +9,6 @@
 namespace moebius::config {
 namespace {
 
-constexpr std::string_view kLowPrecision = "this build trains in fp32 and bf16 only";
 constexpr std::string_view kOneRank = "this build trains in one process only";
 constexpr std::string_view kNoProfiler = "this build has no profiler hooks";
 constexpr std::string_view kNoFormat = "this build reads FASTA only";
@@ -37,36 +36,30 @@ void fields(Visitor& v, Parallelism& s) {
 }
 
 void fields(Visitor& v, QuantizedModelInit& s) {
-    v.field({.key = "enabled",
-             .value = &s.enabled,
-             .help = "Keep the weights themselves in FP8 between steps",
-             .not_yet = kLowPrecision});
-    v.field({.key = "preserve_high_precision_init_val",
-             .value = &s.preserve_high_precision_init_val,
-             .help = "Fill the fp32 masters from the unquantized initial weights",
-             .not_yet = kLowPrecision});
+    v.field(
+        {.key = "enabled",
+         .value = &s.enabled,
+         .help = "Hold the weights that are quantized as codes and fp32 masters alone, not in dtype too"});
+    v.field(
+        {.key = "preserve_high_precision_init_val",
+         .value = &s.preserve_high_precision_init_val,
+         .help = "Let their masters begin as the initial weights; false: as what these are when quantized"});
 }
 
 void fields(Visitor& v, Fp8Config& s) {
     v.field({.key = "enabled",
              .value = &s.enabled,
-             .help = "Run the linear layers in FP8",
-             .not_yet = kLowPrecision});
-    v.field({.key = "fp8_recipe",
-             .value = &s.fp8_recipe,
-             .help = "How operands are scaled",
-             .choices = {"MXFP8BlockScaling", "Float8CurrentScaling", "DelayedScaling", "Float8BlockScaling",
-                         "NVFP4BlockScaling"},
-             .not_yet = kLowPrecision});
+             .help =
+                 "Quantize the operands of the layers' products: attention's projections and the experts; "
+                 "never embedding, norms, router and head"});
+    v.field({.key = "fp8_recipe", .value = &s.fp8_recipe, .help = "How operands are scaled"});
     v.field({.key = "fp8_format",
              .value = &s.fp8_format,
-             .help = "Element format of the operands",
-             .choices = {"E4M3", "HYBRID", "E5M2"},
-             .not_yet = kLowPrecision});
+             .help = "Element format of the operands; HYBRID: E5M2 for gradients",
+             .choices = {"E4M3", "HYBRID"}});
     v.field({.key = "fp8_recipe_kwargs",
              .value = &s.fp8_recipe_kwargs,
-             .help = "Options of the recipe",
-             .not_yet = kLowPrecision});
+             .help = "Options of the recipe, as Transformer Engine names them"});
     group(v, "quantized_model_init_kwargs", "Persistent low-precision weights",
           s.quantized_model_init_kwargs);
 }
@@ -74,8 +67,8 @@ void fields(Visitor& v, Fp8Config& s) {
 void fields(Visitor& v, Fp8Stats& s) {
     v.field({.key = "enabled",
              .value = &s.enabled,
-             .help = "Log the quantizers' ranges and saturation",
-             .not_yet = kLowPrecision});
+             .help = "Write each quantized tensor's amax, scale, and shares of numbers that became zero or "
+                     "were cut off to metrics.jsonl"});
 }
 
 void fields(Visitor& v, AuxLoss& s) {
@@ -367,8 +360,10 @@ static void execution_fields(Visitor& v, TrainConfig& s) {
     group(v, "fp8_config", "Low precision", s.fp8_config);
     v.field({.key = "layer_precision",
              .value = &s.layer_precision,
-             .help = "Precision of each layer",
-             .not_yet = kLowPrecision});
+             .help =
+                 "Precision of each layer: fp8 (the recipe of fp8_config) or bf16 (none, also spelled null); "
+                 "null: fp8 in all where fp8_config.enabled",
+             .choices = {"fp8", "bf16", "null"}});
 }
 
 static void weight_fields(Visitor& v, TrainConfig& s) {

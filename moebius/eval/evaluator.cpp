@@ -25,6 +25,7 @@ BatchLayout::BatchLayout(const data::BatchShape& shape)
     at_.positions = take(tokens_, DType::I32);
     at_.cu_seqlens = take(borders_, DType::I32);
     at_.valid = take(tokens_, DType::U8);
+    at_.token_count = take(1, DType::I32);
 }
 
 void BatchLayout::pack(const data::MicroBatch& batch, std::byte* to) const {
@@ -41,6 +42,8 @@ void BatchLayout::pack(const data::MicroBatch& batch, std::byte* to) const {
     put(at_.positions, batch.positions);
     put(at_.cu_seqlens, batch.cu_seqlens_capacity);
     put(at_.valid, batch.valid);
+    const auto count = static_cast<int32_t>(tokens_);
+    put(at_.token_count, std::span(&count, 1));
 }
 
 nn::BatchView BatchLayout::view(void* data) const {
@@ -52,6 +55,7 @@ nn::BatchView BatchLayout::view(void* data) const {
             .positions = part(at_.positions, DType::I32, tokens_),
             .cu_seqlens = part(at_.cu_seqlens, DType::I32, borders_),
             .valid = part(at_.valid, DType::U8, tokens_),
+            .token_count = part(at_.token_count, DType::I32, 1),
             .max_seqlen = max_seqlen_,
             .none_empty = none_empty_};
 }

@@ -23,7 +23,7 @@ class BatchLayout {
     int64_t tokens_, borders_, max_seqlen_, bytes_ = 0;
     bool none_empty_;
     struct {
-        int64_t tokens, targets, positions, cu_seqlens, valid;
+        int64_t tokens, targets, positions, cu_seqlens, valid, token_count;
     } at_{};
 };
 

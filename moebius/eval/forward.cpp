@@ -231,11 +231,14 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
     const Tensor tokens = upload("tokens", in.tokens, exec),
                  positions = upload("positions", in.positions, exec);
     const Tensor borders = upload("cu_seqlens", in.cu_seqlens, exec);
+    std::vector<int32_t> tokens_in_all{static_cast<int32_t>(in.tokens.size())};
+    const Tensor token_count = upload("token_count", tokens_in_all, exec);
     const Tensor targets = in.has_labels ? upload("targets", in.targets, exec) : Tensor();
     run.batch = {.tokens = tokens,
                  .targets = targets,
                  .positions = positions,
                  .cu_seqlens = borders,
+                 .token_count = token_count,
                  .max_seqlen = in.max_seqlen,
                  .none_empty = in.none_empty};
     const float labels = static_cast<float>(in.labels);

@@ -23,6 +23,7 @@ struct ModelOptions {
     bool spike_no_more_embedding_init = false;  // embeddings N(0, 1), never tied
     bool megatron_scaled_init = false;  // attention's and experts' output projections std / √(2 · layers)
     bool decay_embedding = false;
+    nn::LowPrecisionOptions low_precision;  // layers: what layer_precision says, empty without it
 };
 
 struct Family {

@@ -135,6 +135,26 @@ void check_size(const ModelConfig& c, const nn::DecoderOptions& d) {
                        a.head_dim, e.experts, e.intermediate, d.vocab));
 }
 
+// Which layers run in low precision: as layer_precision lists them, or all but some at both ends.
+nn::LowPrecisionOptions low_precision_options(const ModelConfig& c, const ModelOptions& o, int64_t layers) {
+    nn::LowPrecisionOptions low = o.low_precision;
+    if (!low.recipe) return low;
+    if (!low.layers.empty()) {
+        if (static_cast<int64_t>(low.layers.size()) == layers) return low;
+        refuse(c, fmt::format("layer_precision lists {} layers, but num_hidden_layers = {}",
+                              low.layers.size(), layers));
+    }
+    const int64_t start = c.get_int("num_layers_at_start_in_bf16", 0),
+                  end = c.get_int("num_layers_at_end_in_bf16", 0);
+    if (start < 0 || end < 0 || start + end > layers) {
+        refuse(c, fmt::format("num_layers_at_start_in_bf16 = {} and num_layers_at_end_in_bf16 = {} must be "
+                              "from 0 to num_hidden_layers = {} together",
+                              start, end, layers));
+    }
+    for (int64_t i = 0; i < layers; ++i) low.layers.push_back(i >= start && i < layers - end);
+    return low;
+}
+
 nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) {
     refuse_unsupported(c);
     nn::DecoderOptions d;
@@ -178,6 +198,7 @@ nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) 
         refuse(c, fmt::format("router_jitter_noise = {} must be in [0, 1)", layer.moe.input_jitter));
     }
     check_size(c, d);
+    d.low_precision = low_precision_options(c, o, d.layers);
     return d;
 }
 

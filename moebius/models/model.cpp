@@ -22,6 +22,7 @@ checkpoint::ImportReport Model::load(const std::filesystem::path& folder, const 
         checkpoint::import_model(checkpoint::real_file_system(), folder, layouts(), parameters_.state(false),
                                  checkpoint::Conversion::Any, HostStaging(exec));
     parameters_.masters_from_values(exec);
+    parameters_.touch();
     return report;
 }
 

@@ -55,8 +55,15 @@ Attention::Attention(ParameterSet& parameters, const std::string& name, const At
       qkv_(parameters.declare({.name = name + ".qkv",
                                .shape = {(o.heads + 2 * o.kv_heads) * o.head_dim, o.hidden},
                                .init_std = o.init_std})),
-      out_(parameters.declare(
-          {.name = name + ".out", .shape = {o.hidden, o.heads * o.head_dim}, .init_std = o.out_init_std})) {}
+      out_(
+          parameters.declare(
+              {.name = name + ".out", .shape = {o.hidden, o.heads * o.head_dim}, .init_std = o.out_init_std}),
+          /*input_stays=*/true) {}
+
+void Attention::low_precision(std::vector<LowPrecisionLinear*>& list) {
+    list.push_back(&qkv_.low_precision());
+    list.push_back(&out_.low_precision());
+}
 
 Forward Attention::forward(Activation x, Run& run) {
     const int64_t tokens = x.high.shape()[0];

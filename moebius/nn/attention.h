@@ -21,6 +21,8 @@ class Attention : public Module {
     Forward forward(Activation x, Run& run) override;  // (T, hidden) → (T, hidden)
     Activation backward(ContextPtr context, Activation dy, Run& run) override;
 
+    void low_precision(std::vector<LowPrecisionLinear*>& list);
+
   private:
     AttentionOptions options_;
     Linear qkv_, out_;

@@ -41,6 +41,9 @@ Decoder::Decoder(ParameterSet& parameters, const DecoderOptions& o)
     if (o.layer.recompute == Recompute::Full) {
         for (const auto& layer : layers_) recomputed_.push_back(std::make_unique<Recomputed>(*layer));
     }
+    if (!o.low_precision.persistent) return;
+    for (const auto& member : low_precision_members())
+        parameters.find(member.linear->parameter().spec.name)->wide = true;
 }
 
 Module& Decoder::unit(size_t index) {
@@ -62,6 +65,32 @@ void Decoder::place(const Exec& exec) {
         statistics_.dz = make("router.dz", {layers});
     }
     for (const auto& layer : layers_) layer->moe().place_buffers(exec);
+    low_precision_.place(low_precision_members(), options_.low_precision, exec);
+}
+
+std::vector<LowPrecisionState::Member> Decoder::low_precision_members() {
+    std::vector<LowPrecisionState::Member> members;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        if (!options_.low_precision.uses(i)) continue;
+        std::vector<LowPrecisionLinear*> dense, routed;
+        layers_[i]->attention().low_precision(dense);
+        layers_[i]->moe().low_precision(routed);
+        for (LowPrecisionLinear* linear : dense) members.push_back({linear, static_cast<int64_t>(i), false});
+        for (LowPrecisionLinear* linear : routed) members.push_back({linear, static_cast<int64_t>(i), true});
+    }
+    return members;
+}
+
+int64_t Decoder::low_precision_numel() {
+    int64_t total = 0;
+    for (const auto& member : low_precision_members()) total += member.linear->parameter().spec.shape.numel();
+    return total;
+}
+
+std::shared_ptr<const precision::Recipe> Decoder::recipe_of(size_t layer, const Run& run) const {
+    const LowPrecisionOptions& options = options_.low_precision;
+    if (!options.recipe) return run.recipe;
+    return options.uses(layer) ? options.recipe : nullptr;
 }
 
 void Decoder::reset_statistics(Run& run) {
@@ -83,6 +112,8 @@ DecoderContext Decoder::forward(const DecoderOutputs& outputs, Run& run) {
     for (size_t i = 0; i < layers_.size(); ++i) {
         const auto number = static_cast<int64_t>(i) + 1;
         if (hooks_) hooks_->before_forward(number, run);
+        const auto recipe = recipe_of(i, run);
+        const Autocast scope(run, recipe != nullptr, recipe);
         Forward result = unit(i).forward(std::move(x), run);
         if (hooks_) hooks_->after_forward(number, run);
         x = std::move(result.y);
@@ -130,6 +161,9 @@ void Decoder::backward(DecoderContext context, Run& run) {
     for (size_t i = layers_.size(); i-- > 0;) {
         const auto number = static_cast<int64_t>(i) + 1;
         if (hooks_) hooks_->before_backward(number, run);
+        // What is recomputed goes by the same recipe.
+        const auto recipe = recipe_of(i, run);
+        const Autocast scope(run, recipe != nullptr, recipe);
         dx = unit(i).backward(std::move(context.layers[i]), std::move(dx), run);
         if (hooks_) hooks_->after_backward(number, run);
     }
@@ -147,6 +181,7 @@ void Decoder::end_step(const View& counts, Run& run) {
     for (size_t i = 0; i < layers_.size(); ++i) {
         layers_[i]->moe().end_step(counts.at(static_cast<int64_t>(i)), run);
     }
+    low_precision_.end_step(run);
 }
 
 std::vector<StateEntry> Decoder::buffers() const {
@@ -154,6 +189,7 @@ std::vector<StateEntry> Decoder::buffers() const {
     for (const auto& layer : layers_) {
         for (StateEntry& entry : layer->moe().buffers()) entries.push_back(std::move(entry));
     }
+    for (StateEntry& entry : low_precision_.buffers()) entries.push_back(std::move(entry));
     return entries;
 }
 

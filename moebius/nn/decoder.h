@@ -32,6 +32,7 @@ struct DecoderOptions {
     int64_t padding_idx = -1;  // this embedding row starts at zero and gets no gradient
     bool decay_embedding = false;
     AuxLossOptions aux;
+    LowPrecisionOptions low_precision;  // of the layers; embedding, router, norms and head are never in it
 };
 
 // Scalars on the device that a forward leaves. loss_sum is added to; the others are written.
@@ -55,6 +56,8 @@ class Decoder {
     void place(const Exec& exec);
     // Statistics of the router start again.
     void reset_statistics(Run& run);
+    // Of a training step, before its first forward.
+    void begin_step(const Run& run) { low_precision_.begin_step(run); }
 
     // One micro-batch. With run.pass.count and aux options the auxiliary losses are computed after the last
     // layer, from statistics reduced over run.world.
@@ -69,6 +72,10 @@ class Decoder {
 
     std::vector<StateEntry> buffers() const;
     RouterStatistics& statistics() { return statistics_; }
+    const LowPrecisionState& low_precision() const { return low_precision_; }
+    LowPrecisionState& low_precision() { return low_precision_; }
+    // Of the weights that are quantized, placed or not.
+    int64_t low_precision_numel();
     const DecoderOptions& options() const { return options_; }
     DecoderLayer& layer(int64_t index) { return *layers_[static_cast<size_t>(index)]; }
     void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }
@@ -82,9 +89,12 @@ class Decoder {
     std::vector<std::unique_ptr<Recomputed>> recomputed_;  // full recomputation, one a layer
     LmHead head_;
     RouterStatistics statistics_;
+    LowPrecisionState low_precision_;
     UnitHooks* hooks_ = nullptr;
 
     Module& unit(size_t index);
+    std::shared_ptr<const precision::Recipe> recipe_of(size_t layer, const Run& run) const;
+    std::vector<LowPrecisionState::Member> low_precision_members();
 };
 
 }  // namespace moebius::nn

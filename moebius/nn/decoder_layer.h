@@ -33,6 +33,7 @@ class DecoderLayer : public Module {
 
     Forward forward(Activation x, Run& run) override;
     Activation backward(ContextPtr context, Activation dy, Run& run) override;
+    Attention& attention() { return attention_; }
     MoeBlock& moe() { return moe_; }
     const MoeBlock& moe() const { return moe_; }
 

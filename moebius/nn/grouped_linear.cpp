@@ -2,7 +2,6 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_gemm/grouped_gemm.h"
-#include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 
 namespace moebius::nn {
 namespace {
@@ -12,27 +11,6 @@ struct GroupedLinearContext : Context {
     std::shared_ptr<const precision::Recipe> recipe;  // with it low_x in the place of x
     Quantized low_x;
     int64_t bytes() const override { return x ? x.view().bytes() : low_x.bytes(); }
-};
-
-// out = beta · out + the product of one direction of each.
-struct LowProduct {
-    precision::Use use;
-    Operand a, b;
-    View out, split_sizes;
-    float beta = 0;
-
-    void run(const precision::Recipe& recipe, const Exec& exec) const {
-        constexpr ops::GemmKind kKinds[] = {ops::GemmKind::Forward, ops::GemmKind::Dgrad,
-                                            ops::GemmKind::Wgrad};
-        ops::grouped_gemm_quantized({.kind = kKinds[static_cast<size_t>(use)],
-                                     .a = a,
-                                     .b = b,
-                                     .out = out,
-                                     .split_sizes = split_sizes,
-                                     .beta = beta,
-                                     .fast_accumulation = recipe.fast(use)},
-                                    exec);
-    }
 };
 
 }  // namespace
@@ -46,6 +24,7 @@ GroupedLinear::GroupedLinear(ParameterSet& parameters, const std::string& name,
                                   .owner = Owner::Expert,
                                   .init_std = o.init_std,
                                   .decay = o.decay});
+    low_ = LowPrecisionLinear(weight_);
     MOEBIUS_CHECK(!o.scale_bias || o.bias, "scale_bias without bias");
     if (o.bias) {
         bias_ = parameters.declare({.name = name + ".bias",
@@ -65,11 +44,9 @@ Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run&
     if (run.recipe) {
         if (bias_) throw Error(name() + " has a bias, which its products in low precision do not add");
         context->recipe = run.recipe;
-        context->low_x = quantize_rows(x.high, split_sizes, precision::Role::Input, *run.recipe,
-                                       {.row = true, .column = run.pass.save}, run.exec);
-        const Quantized weight = quantize_weight(*weight_, *run.recipe, Direction::Row, run.exec);
-        LowProduct{precision::Use::Forward, context->low_x.row(), weight.row(), y, split_sizes}.run(
-            *run.recipe, run.exec);
+        context->low_x =
+            low_.input(x.high, split_sizes, *run.recipe, {.row = true, .column = run.pass.save}, run);
+        low_.forward(context->low_x, split_sizes, y, *run.recipe, run);
     } else {
         context->x = x.high;
         ops::grouped_gemm({.kind = ops::GemmKind::Forward,
@@ -90,10 +67,7 @@ Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run&
 
 void GroupedLinear::weight_gradients(const Pending& p, Tensor* dscales, Run& run) {
     if (p.recipe) {
-        const float beta = weight_->take_fresh();
-        LowProduct{precision::Use::Wgrad, p.low_dy.column(), p.low_x.column(),
-                   weight_->main_grad,    p.split_sizes,     beta}
-            .run(*p.recipe, run.exec);
+        low_.wgrad(p.low_dy, p.low_x, p.split_sizes, *p.recipe, run);
         return;
     }
     ops::grouped_gemm({.kind = ops::GemmKind::Wgrad,
@@ -125,11 +99,9 @@ FusibleBackward GroupedLinear::backward(ContextPtr opaque, Activation dy, Run& r
         .split_sizes = context->split_sizes, .scales = context->scales, .recipe = context->recipe};
     if (const auto& recipe = context->recipe) {
         pending.low_x = std::move(context->low_x);
-        pending.low_dy = quantize_rows(dy.high, context->split_sizes, precision::Role::GradOutput, *recipe,
-                                       {.row = true, .column = true}, run.exec);
-        const Quantized weight = quantize_weight(*weight_, *recipe, Direction::Column, run.exec);
-        LowProduct{precision::Use::Dgrad, pending.low_dy.row(), weight.column(), dx, context->split_sizes}
-            .run(*recipe, run.exec);
+        pending.low_dy =
+            low_.grad_output(dy.high, context->split_sizes, *recipe, {.row = true, .column = true}, run);
+        low_.dgrad(pending.low_dy, context->split_sizes, dx, *recipe, run);
         pending.low_dy.drop(Direction::Row);
     } else {
         pending.dy = dy.high;

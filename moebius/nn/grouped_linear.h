@@ -33,6 +33,9 @@ class GroupedLinear : public Fusible {
     // Runs the weight gradients that backward queued, oldest first.
     void backward_dw(Run& run);
 
+    void low_precision(std::vector<LowPrecisionLinear*>& list) override { list.push_back(&low_); }
+    LowPrecisionLinear& low_precision() { return low_; }
+
     Parameter* weight() const { return weight_; }                          // (num_groups, out, in)
     Parameter* bias() const { return bias_; }                              // null without bias
     View weight(int64_t group) const { return weight_->value.at(group); }  // weight0 … of Transformer Engine
@@ -50,6 +53,7 @@ class GroupedLinear : public Fusible {
     GroupedLinearOptions options_;
     Parameter* weight_;
     Parameter* bias_ = nullptr;
+    LowPrecisionLinear low_{nullptr};
     std::vector<Pending> pending_;
 };
 

@@ -7,30 +7,62 @@ namespace {
 
 struct LinearContext : Context {
     Tensor x;
-    int64_t bytes() const override { return x.view().bytes(); }
+    std::shared_ptr<const precision::Recipe>
+        recipe;  // with it low_x in the place of x, unless x stays anyway
+    Quantized low_x;
+    int64_t bytes() const override { return x ? x.view().bytes() : low_x.bytes(); }
 };
+
+// All rows are one expert's.
+const View& row_count(const Run& run) {
+    MOEBIUS_CHECK(run.batch.token_count,
+                  "the batch has no token_count, which products in low precision read");
+    return run.batch.token_count;
+}
 
 }  // namespace
 
 Forward Linear::forward(Activation x, Run& run) {
     const int64_t tokens = x.high.shape()[0];
     Tensor y = Tensor::empty("linear.y", {tokens, weight_->spec.shape[0]}, run.dtype, run.exec);
-    ops::gemm({.kind = ops::GemmKind::Forward, .a = x.high, .b = weight_->value, .out = y}, run.exec);
-    if (!run.pass.save) return {{y}, nullptr};
     auto context = std::make_unique<LinearContext>();
-    context->x = x.high;
+    if (run.recipe) {
+        context->recipe = run.recipe;
+        const bool column = run.pass.save && !input_stays_;
+        context->low_x = low_.input(x.high, row_count(run), *run.recipe, {true, column}, run);
+        low_.forward(context->low_x, row_count(run), y, *run.recipe, run);
+        context->low_x.drop(Direction::Row);
+    } else {
+        ops::gemm({.kind = ops::GemmKind::Forward, .a = x.high, .b = weight_->value, .out = y}, run.exec);
+    }
+    if (!run.pass.save) return {{y}, nullptr};
+    if (!run.recipe || input_stays_) context->x = x.high;
     return {{y}, std::move(context)};
 }
 
 Activation Linear::backward(ContextPtr opaque, Activation dy, Run& run) {
     const auto context = take<LinearContext>(std::move(opaque));
+    const Shape shape{dy.high.shape()[0], weight_->spec.shape[1]};
+    if (const auto& recipe = context->recipe) {
+        const View& rows = row_count(run);
+        if (context->x) {
+            context->low_x = low_.input(context->x, rows, *recipe, {.row = false, .column = true}, run);
+            context->x.reset();
+        }
+        Quantized low_dy = low_.grad_output(dy.high, rows, *recipe, {.row = true, .column = true}, run);
+        low_.wgrad(low_dy, context->low_x, rows, *recipe, run);
+        low_dy.drop(Direction::Column);
+        Tensor dx = Tensor::empty("linear.dx", shape, run.dtype, run.exec);
+        low_.dgrad(low_dy, rows, dx, *recipe, run);
+        return {dx};
+    }
     ops::gemm({.kind = ops::GemmKind::Wgrad,
                .a = dy.high,
                .b = context->x,
                .out = weight_->main_grad,
                .beta = weight_->take_fresh()},
               run.exec);
-    Tensor dx = Tensor::empty("linear.dx", context->x.shape(), run.dtype, run.exec);
+    Tensor dx = Tensor::empty("linear.dx", shape, run.dtype, run.exec);
     ops::gemm({.kind = ops::GemmKind::Dgrad, .a = dy.high, .b = weight_->value, .out = dx}, run.exec);
     return {dx};
 }

@@ -1,7 +1,9 @@
-// Tensors of linear layers in low precision, quantized for each use as run.recipe says.
+// Linear layers in low precision: tensors quantized as run.recipe says, the three products of them, and what
+// is kept between calls.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "moebius/nn/run.h"
 #include "moebius/precision/recipe.h"
@@ -10,8 +12,8 @@
 
 namespace moebius::nn {
 
-// Inside its scope run.recipe is `recipe`, or none; nested as you like. Modules that can follow it:
-// GroupedLinear.
+// Inside its scope run.recipe is `recipe`, or none; nested as you like. Modules that can follow it: Linear,
+// GroupedLinear, and the experts' loop.
 class Autocast {
   public:
     Autocast(Run& run, bool enabled, std::shared_ptr<const precision::Recipe> recipe);
@@ -24,17 +26,139 @@ class Autocast {
     std::shared_ptr<const precision::Recipe> before_;
 };
 
-// Experts' rows (M, K) as the recipe's products read a tensor of this role: row-wise, column-wise or both.
-// Throws Error for DelayedScaling: layers keep no amax history yet.
+// Of a whole model.
+struct LowPrecisionOptions {
+    // Of the layers that `layers` names; null: run.recipe is what the caller set it to, in all layers.
+    std::shared_ptr<const precision::Recipe> recipe;
+    std::vector<bool> layers;  // empty: all
+    bool keep_weights = true;  // quantized once after they changed, both ways; false: for each use
+    // Kept weights are held as codes and f32 masters alone, not in the dtype of the others, and are quantized
+    // from the masters.
+    bool persistent = false;
+    bool statistics = false;    // of every quantized tensor, for LowPrecisionState::statistics
+    int64_t micro_batches = 1;  // of a step, at most
+
+    bool uses(size_t layer) const { return recipe && (layers.empty() || layers[layer]); }
+};
+
+// What quantizing a tensor of E experts reads and leaves beside codes and scales; each may be empty.
+struct TensorState {
+    View scale;          // (E) f32, in: DelayedScaling's
+    View observed_amax;  // (E) f32, out
+    View counts;         // (E, 2) i64, out: as ops::QuantizeArgs has them
+
+    TensorState expert(int64_t e) const;
+};
+
 struct Directions {
     bool row = false, column = false;
 };
+// Experts' rows (M, K) as the recipe's products read a tensor of this role: row-wise, column-wise or both.
+// Without split_sizes they are one expert's. Throws Error for DelayedScaling without a scale.
 Quantized quantize_rows(const View& values, const View& split_sizes, precision::Role role,
-                        const precision::Recipe& recipe, Directions directions, const Exec& exec);
+                        const precision::Recipe& recipe, Directions directions, const Exec& exec,
+                        const TensorState& state = {});
 
-// A weight (E, N, K) likewise. Nothing is kept: forward and backward each quantize the direction that they
-// read.
-Quantized quantize_weight(const Parameter& parameter, const precision::Recipe& recipe, Direction direction,
-                          const Exec& exec);
+// One of a linear layer's products, out = beta · out + it. Operands and out: ops::GroupedGemmQuantizedArgs.
+struct LowPrecisionProduct {
+    precision::Use use = precision::Use::Forward;
+    Operand a, b;
+    View out, split_sizes;
+    float beta = 0;
+
+    void run(const precision::Recipe& recipe, const Exec& exec) const;
+};
+// An expert's part of a weight's operand, as one of E = 1.
+Operand expert_of(const Operand& weight, int64_t expert);
+
+class LowPrecisionState;
+
+// A linear layer's part of it all, y = x Wᵀ for each expert's rows: the weight is (E, N, K), or (N, K) as the
+// only expert's. Without a LowPrecisionState (or with another's recipe) nothing is kept: the weight is
+// quantized for each use, and DelayedScaling throws Error.
+class LowPrecisionLinear {
+  public:
+    explicit LowPrecisionLinear(Parameter* weight) : weight_(weight) {}
+
+    Quantized input(const View& x, const View& split_sizes, const precision::Recipe& recipe,
+                    Directions directions, const Run& run) const;
+    Quantized grad_output(const View& dy, const View& split_sizes, const precision::Recipe& recipe,
+                          Directions directions, const Run& run) const;
+    // Kept weights have both directions, others the one that is asked for.
+    Quantized weight(Direction direction, const precision::Recipe& recipe, const Run& run);
+
+    void forward(const Quantized& x, const View& split_sizes, const View& y, const precision::Recipe& recipe,
+                 const Run& run);  // x row-wise → y (M, N)
+    void dgrad(const Quantized& dy, const View& split_sizes, const View& dx, const precision::Recipe& recipe,
+               const Run& run);  // dy row-wise → dx (M, K)
+    // Both column-wise, into the weight's main_grad.
+    void wgrad(const Quantized& dy, const Quantized& x, const View& split_sizes,
+               const precision::Recipe& recipe, const Run& run);
+
+    // For those who quantize in a kernel of their own: what it reads and leaves.
+    TensorState tensor(precision::Role role, const precision::Recipe& recipe, const Run& run) const;
+    const Parameter& parameter() const { return *weight_; }
+    MatrixShape matrix() const;  // of the weight
+
+  private:
+    friend class LowPrecisionState;
+    View value(const View& view) const;  // as (E, N, K)
+
+    Parameter* weight_;
+    const LowPrecisionState* state_ = nullptr;
+    int64_t offset_ = 0;  // of its experts among all layers'
+    Quantized kept_;
+    uint64_t kept_version_ = 0;  // of the weight that kept_ was made from; 0: of none
+};
+
+// What a model's linear layers keep: quantized weights, and flat memory for all amaxes, histories and scales,
+// so that a step's end is one call a role. Everything is placed once, so that a step's CUDA graph finds it.
+class LowPrecisionState {
+  public:
+    struct Member {
+        LowPrecisionLinear* linear = nullptr;
+        int64_t layer = 0;
+        bool routed = false;  // its rows are those that experts got, not all tokens
+    };
+    LowPrecisionState() = default;
+    LowPrecisionState(const LowPrecisionState&) = delete;
+    LowPrecisionState& operator=(const LowPrecisionState&) = delete;
+
+    // Memory; scales start at 1, histories at 0. The members' layers are those that use the options' recipe.
+    void place(std::vector<Member> members, const LowPrecisionOptions& options, const Exec& exec);
+    // DelayedScaling's histories and scales, to be saved.
+    std::vector<StateEntry> buffers() const;
+    // What the products read in place of what it was made from: masters as they are without the bits that
+    // quantizing drops. Before the first step.
+    void round_weights(Run& run);
+    // Amaxes are seen from here on.
+    void begin_step(const Run& run);
+    // DelayedScaling's next scales, from this step's amaxes; after a bad step those that were.
+    void end_step(const Run& run);
+
+    const std::vector<Member>& members() const { return members_; }
+    int64_t weight_bytes() const;  // of kept weights
+
+    // Of a step: with options.statistics, after it and before the next. n scales a role, S micro-batches.
+    struct Statistics {
+        View observed_amax;  // (S, 3, n) f32
+        View counts;         // (S, 3, n, 2) i64: numbers that became zero, numbers beyond the largest code
+        View scale;          // (3, n) f32, DelayedScaling only: the next step's
+    };
+    Statistics statistics() const;
+    int64_t offset(const Member& member) const { return member.linear->offset_; }
+
+  private:
+    friend class LowPrecisionLinear;
+    bool delayed() const;
+    View rows(const Tensor& flat, precision::Role role, int64_t offset, int64_t count) const;
+
+    LowPrecisionOptions options_;
+    std::vector<Member> members_;
+    int64_t count_ = 0;         // of scales a role
+    Tensor history_;            // (3n, length) f32
+    Tensor scale_;              // (3n) f32
+    Tensor observed_, counts_;  // (S, 3n) f32; (S, 3n, 2) i64
+};
 
 }  // namespace moebius::nn

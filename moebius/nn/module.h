@@ -14,6 +14,8 @@
 
 namespace moebius::nn {
 
+class LowPrecisionLinear;
+
 struct Context {
     virtual ~Context() = default;
     virtual int64_t bytes() const { return 0; }  // what it keeps alive, for the report
@@ -62,6 +64,8 @@ class Fusible {
     virtual int extra_inputs() const = 0;
     virtual Forward forward(Activation x, std::span<const Tensor> extra, Run& run) = 0;
     virtual FusibleBackward backward(ContextPtr context, Activation dy, Run& run) = 0;
+    // Appends the linear layers that follow run.recipe.
+    virtual void low_precision(std::vector<LowPrecisionLinear*>&) {}
 };
 
 }  // namespace moebius::nn

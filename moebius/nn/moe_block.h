@@ -35,6 +35,8 @@ class MoeBlock : public Module {
     // Balancing by selection bias, from the step's counts (E) f32 over all ranks; not after a bad step.
     void end_step(const View& counts, const Run& run);
 
+    void low_precision(std::vector<LowPrecisionLinear*>& list) { experts_->low_precision(list); }
+
     const std::vector<FusionReportRow>* fusion_report() const;  // null in loop mode
 
   private:

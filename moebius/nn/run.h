@@ -23,14 +23,16 @@ struct Pass {
 
 // One micro-batch on the device. Capacity T tokens in B packed sequences.
 struct BatchView {
-    View tokens;      // (T) i32
-    View targets;     // (T) i32: the next token of the same sequence, or −100; empty: no loss
-    View positions;   // (T) i32, from 0 in every sequence
-    View cu_seqlens;  // (B+1) i32
-    View valid;       // (T) u8: 1 for tokens, 0 for padding; empty: all valid
+    View tokens;       // (T) i32
+    View targets;      // (T) i32: the next token of the same sequence, or −100; empty: no loss
+    View positions;    // (T) i32, from 0 in every sequence
+    View cu_seqlens;   // (B+1) i32
+    View valid;        // (T) u8: 1 for tokens, 0 for padding; empty: all valid
+    View token_count;  // (1) i32: T; read by products in low precision alone
     int64_t max_seqlen = 0;
     bool none_empty = false;  // every sequence has a token
     int64_t first_token = 0;  // of this micro-batch within the step, over all ranks: indexes random numbers
+    int64_t index = 0;        // of this micro-batch within the step
 };
 
 // Scalars that live beside the data; ops read them there.

@@ -109,6 +109,10 @@ FusibleBackward Sequential::backward(ContextPtr opaque, Activation dy, Run& run)
     return result;
 }
 
+void Sequential::low_precision(std::vector<LowPrecisionLinear*>& list) {
+    for (const auto& op : ops_) op->low_precision(list);
+}
+
 std::unique_ptr<Sequential> grouped_mlp(ParameterSet& parameters, const std::string& name,
                                         const GroupedMlpOptions& o) {
     std::vector<std::unique_ptr<Fusible>> ops;

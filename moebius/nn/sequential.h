@@ -36,6 +36,8 @@ class Sequential : public Fusible {
     Forward forward(Activation x, std::span<const Tensor> extra, Run& run) override;
     FusibleBackward backward(ContextPtr context, Activation dy, Run& run) override;
 
+    void low_precision(std::vector<LowPrecisionLinear*>& list) override;
+
     // Of the plan in force; empty before the first forward.
     const std::vector<FusionReportRow>& fusion_report() const { return report_; }
     Fusible& op(size_t index) { return *ops_[index]; }

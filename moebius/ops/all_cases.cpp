@@ -7,6 +7,7 @@ void adamw_cases(std::vector<Case>& cases);
 void attention_cases(std::vector<Case>& cases);
 void aux_loss_cases(std::vector<Case>& cases);
 void cross_entropy_cases(std::vector<Case>& cases);
+void delayed_scaling_cases(std::vector<Case>& cases);
 void elementwise_cases(std::vector<Case>& cases);
 void embedding_cases(std::vector<Case>& cases);
 void gemm_cases(std::vector<Case>& cases);
@@ -28,6 +29,7 @@ std::vector<Case> all_cases() {
     attention_cases(cases);
     aux_loss_cases(cases);
     cross_entropy_cases(cases);
+    delayed_scaling_cases(cases);
     elementwise_cases(cases);
     embedding_cases(cases);
     gemm_cases(cases);

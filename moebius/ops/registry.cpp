@@ -4,6 +4,7 @@
 #include "moebius/ops/attention/attention.h"
 #include "moebius/ops/aux_loss/aux_loss.h"
 #include "moebius/ops/cross_entropy/cross_entropy.h"
+#include "moebius/ops/delayed_scaling/delayed_scaling.h"
 #include "moebius/ops/elementwise/elementwise.h"
 #include "moebius/ops/embedding/embedding.h"
 #include "moebius/ops/gemm/gemm.h"
@@ -32,6 +33,7 @@ std::vector<OpInfo> registry() {
         {"combine_rows", combine_rows_variants()},
         {"convert", convert_variants()},
         {"cross_entropy", cross_entropy_variants()},
+        {"delayed_scaling", delayed_scaling_variants()},
         {"dequantize", dequantize_variants()},
         {"embedding", embedding_variants()},
         {"embedding_backward", embedding_backward_variants()},

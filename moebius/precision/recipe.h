@@ -20,7 +20,7 @@ enum class Use { Forward, Dgrad, Wgrad };       // its three products
 enum class ScaleSource {
     Block,    // each block's own amax
     Current,  // the tensor's amax, found first
-    Delayed,  // amax of earlier steps (delayed_scaling.h)
+    Delayed,  // amax of earlier steps (ops/delayed_scaling)
 };
 
 // How a tensor is quantized, whatever it is used for.

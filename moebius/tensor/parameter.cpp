@@ -94,8 +94,18 @@ Parameter* ParameterSet::declare(ParameterSpec spec) {
 
 void ParameterSet::place(const PlaceOptions& options, const Exec& exec) {
     options_ = options;
+    numel_ = narrow_ = 0;
+    for (const auto& p : parameters_) p->wide = p->wide && options.dtype != DType::F32;
+    for (Parameter* p : in_order()) {
+        p->offset = numel_;
+        numel_ += round_up(p->slice.count, kAlign);
+        if (!p->wide) narrow_ = numel_;
+    }
+    MOEBIUS_CHECK(narrow_ == numel_ ||
+                      (options.train && !options.gradients_only && options.masters == Masters::Float32),
+                  "wide parameters are their own f32 masters, but there are none");
     const Shape flat{numel_};
-    values_ = Tensor::zeros("weights", flat, options.dtype, exec);
+    values_ = Tensor::zeros("weights", {narrow_}, options.dtype, exec);
     if (options.train) {
         gradients_ = Tensor::zeros("main_grad", flat, options.grad_dtype, exec);
         if (!options.gradients_only) {
@@ -111,7 +121,7 @@ void ParameterSet::place(const PlaceOptions& options, const Exec& exec) {
         }
     }
     for (const auto& p : parameters_) {
-        p->value = slice_of(values_, p->offset, p->spec.shape);
+        p->value = slice_of(p->wide ? masters_ : values_, p->offset, p->spec.shape);
         p->main_grad = slice_of(gradients_, p->offset, p->spec.shape);
         p->master = slice_of(masters_, p->offset, p->spec.shape);
         p->remainder = slice_of(remainders_, p->offset, p->spec.shape);
@@ -130,7 +140,7 @@ void ParameterSet::fill(uint64_t seed, const Exec& exec) {
     for (const auto& p : parameters_) {
         filled.write(target.rows(p->offset, p->slice.count), [&](const View& piece, int64_t begin) {
             fill_piece(*p, seed, piece, begin, exec);
-            if (!rounded) return;
+            if (!rounded || p->wide) return;
             converted.write(values_.view().rows(p->offset + begin, piece.numel()),
                             [&](const View& narrow, int64_t at) {
                                 convert_piece(piece.rows(at, narrow.numel()), narrow, exec);
@@ -152,12 +162,16 @@ void ParameterSet::fill_split(uint64_t seed, const Exec& exec) {
 }
 
 void ParameterSet::masters_from_values(const Exec& exec) {
-    if (masters_) convert_flat(values_, masters_, exec);
+    if (masters_) convert_flat(values_, masters_.view().rows(0, narrow_), exec);
     if (remainders_) fill_zero(remainders_, exec);
 }
 
 void ParameterSet::begin_step() {
     for (const auto& p : parameters_) p->fresh = true;
+}
+
+void ParameterSet::touch() {
+    for (const auto& p : parameters_) ++p->version;
 }
 
 void ParameterSet::finish_gradients(const Exec& exec) {
@@ -175,16 +189,26 @@ Parameter* ParameterSet::find(const std::string& name) const {
 
 std::vector<Segment> ParameterSet::segments() const {
     std::vector<Segment> segments;
-    for (const auto& p : parameters_) {
+    for (const Parameter* p : in_order()) {
         const int64_t count = round_up(p->slice.count, kAlign);
         if (!segments.empty() && segments.back().owner == p->spec.owner &&
-            segments.back().decay == p->spec.decay) {
+            segments.back().decay == p->spec.decay && segments.back().wide == p->wide) {
             segments.back().count += count;
         } else {
-            segments.push_back({p->offset, count, p->spec.owner, p->spec.decay});
+            segments.push_back({p->offset, count, p->spec.owner, p->spec.decay, p->wide});
         }
     }
     return segments;
+}
+
+std::vector<Parameter*> ParameterSet::in_order() const {
+    std::vector<Parameter*> order;
+    for (const bool wide : {false, true}) {
+        for (const auto& p : parameters_) {
+            if (p->wide == wide) order.push_back(p.get());
+        }
+    }
+    return order;
 }
 
 std::vector<StateEntry> ParameterSet::state(bool optimizer) const {

@@ -30,13 +30,16 @@ struct ParameterSpec {
 
 struct Parameter {
     ParameterSpec spec;
-    GlobalSlice slice;     // what this rank holds
-    View value;            // of the model's dtype
-    View main_grad;        // of the gradients' dtype; empty where nothing is trained
-    View master, m, v;     // f32 (moments: the state dtype); master is value itself where that is f32
-    View remainder;        // i16; with value it is the master (Masters::Remainders)
+    GlobalSlice slice;  // what this rank holds
+    View value;         // of the model's dtype
+    View main_grad;     // of the gradients' dtype; empty where nothing is trained
+    View master, m, v;  // f32 (moments: the state dtype); master is value itself where that is f32
+    View remainder;     // i16; with value it is the master (Masters::Remainders)
+    // Set before place: value is f32 and its own master, whatever the others' dtype. Of parameters that
+    // products read in a form made from them.
+    bool wide = false;
     int64_t offset = 0;    // of the first element in the flat buffers
-    uint64_t version = 0;  // counts updates of value
+    uint64_t version = 1;  // counts updates of value
     bool fresh = true;     // no gradient was written in this step yet
 
     // What the next writer of main_grad multiplies the old contents by: 0 for the step's first, 1 afterwards.
@@ -71,6 +74,7 @@ struct Segment {
     int64_t begin = 0, count = 0;
     Owner owner = Owner::World;
     bool decay = true;
+    bool wide = false;  // Parameter::wide
 };
 
 class ParameterSet {
@@ -83,7 +87,8 @@ class ParameterSet {
     // Masters from values (after weights were loaded without an optimizer's state).
     void masters_from_values(const Exec& exec);
 
-    void begin_step();                        // every gradient is fresh
+    void begin_step();  // every gradient is fresh
+    void touch();  // values were, or are about to be, written by somebody else: every version counts one up
     void finish_gradients(const Exec& exec);  // a gradient that nothing wrote becomes zero
 
     const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
@@ -92,7 +97,7 @@ class ParameterSet {
     std::vector<Segment> segments() const;
     const PlaceOptions& options() const { return options_; }
     // Flat buffers; empty where `place` made none. `masters` is `values` for f32, and empty where they are
-    // held as remainders or not at all.
+    // held as remainders or not at all. Wide parameters come last, and `values` ends before them.
     View values() const { return values_; }
     View gradients() const { return gradients_; }
     View masters() const { return masters_; }
@@ -106,10 +111,11 @@ class ParameterSet {
 
   private:
     void fill_split(uint64_t seed, const Exec& exec);
+    std::vector<Parameter*> in_order() const;  // of the flat buffers
 
     std::vector<std::unique_ptr<Parameter>> parameters_;
     PlaceOptions options_;
-    int64_t numel_ = 0;
+    int64_t numel_ = 0, narrow_ = 0;  // of all; before the wide ones
     Tensor values_, gradients_, masters_, remainders_, m_, v_;
 };
 

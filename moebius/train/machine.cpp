@@ -63,16 +63,18 @@ std::string Machine::line() const {
 double peak_flops(const Device& device, DType dtype) {
     struct Row {
         const char* name;
-        double bf16, fp32;
+        double bf16, fp32, fp8;  // fp8: 0 where tensor cores have none
     };
     // Dense, at boost clock; fp32 without TF32.
-    constexpr Row kRows[] = {{"H200", 989.4e12, 66.9e12},           {"GH200", 989.4e12, 66.9e12},
-                             {"H100 80GB HBM3", 989.4e12, 66.9e12}, {"H100 NVL", 835.5e12, 60.3e12},
-                             {"H100 PCIe", 756.4e12, 51.2e12},      {"A100", 311.9e12, 19.5e12}};
+    constexpr Row kRows[] = {
+        {"H200", 989.4e12, 66.9e12, 1978.9e12},           {"GH200", 989.4e12, 66.9e12, 1978.9e12},
+        {"H100 80GB HBM3", 989.4e12, 66.9e12, 1978.9e12}, {"H100 NVL", 835.5e12, 60.3e12, 1670.7e12},
+        {"H100 PCIe", 756.4e12, 51.2e12, 1512.9e12},      {"A100", 311.9e12, 19.5e12, 0}};
     if (device.kind() != DeviceKind::Cuda) return 0;
     for (const Row& row : kRows) {
         if (device.description().find(row.name) == std::string::npos) continue;
-        return dtype == DType::BF16 ? row.bf16 : row.fp32;
+        if (dtype == DType::F8E4M3 && row.fp8 > 0) return row.fp8;
+        return dtype == DType::F32 ? row.fp32 : row.bf16;
     }
     return 0;
 }

@@ -37,7 +37,8 @@ class Machine {
     ThreadPool threads_;
 };
 
-// FLOP/s of the device's matrix units in that type, from its data sheet; 0: not known.
+// FLOP/s of the device's matrix units in that type (F8E4M3: where it has none, in bf16), from its data
+// sheet; 0: not known.
 double peak_flops(const Device& device, DType dtype);
 
 // The NVIDIA kernel driver's version, "580.65.06"; "" where there is none.

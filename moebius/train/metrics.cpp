@@ -124,6 +124,11 @@ std::string metrics_json(const MetricsLine& line) {
         layers.push_back(std::move(layer));
     }
     json["expert_load"] = std::move(layers);
+    for (const TensorStatistics& t : line.last.low_precision) {
+        Json& row = json["fp8_stats"][t.name];
+        row = {{"amax", t.amax}, {"underflow", t.underflow}, {"saturation", t.saturation}};
+        if (t.scale > 0) row["scale"] = t.scale;
+    }
     return json.dump();
 }
 

@@ -10,6 +10,7 @@
 #include "moebius/data/source.h"
 #include "moebius/ops/registry.h"
 #include "moebius/train/control_group.h"
+#include "moebius/train/low_precision.h"
 
 namespace moebius::train {
 
@@ -18,6 +19,7 @@ config::Choices registry_choices() {
     for (const data::TokenizerRow& row : data::tokenizers()) {
         choices["dataset.tokenizer"].emplace_back(row.name);
     }
+    choices["fp8_config.fp8_recipe"] = precision::recipe_names();
     for (const ops::OpInfo& op : ops::registry()) {
         choices["kernels"].push_back(op.name);
         for (const ops::VariantInfo& variant : op.variants)
@@ -60,6 +62,7 @@ models::ModelOptions model_options(const config::TrainConfig& c) {
     o.spike_no_more_embedding_init = c.spike_no_more_embedding_init;
     o.megatron_scaled_init = c.use_megatron_scaled_init;
     o.decay_embedding = !c.skip_embedding_weight_decay;
+    o.low_precision = low_precision_options(c);
     return o;
 }
 

@@ -17,13 +17,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Keys of config.json that say nothing about the weights or the mathematics.
-const std::set<std::string> kCosmetic = {"architectures",
-                                         "dtype",
-                                         "torch_dtype",
-                                         "use_cache",
-                                         "initializer_range",
-                                         "transformers_version",
-                                         "max_position_embeddings"};
+const std::set<std::string> kCosmetic = {"architectures", "dtype", "torch_dtype", "use_cache",
+                                         "initializer_range", "transformers_version",
+                                         "max_position_embeddings",
+                                         // Of the same weights; told as settings that changed.
+                                         "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"};
 
 [[noreturn]] void differs(const std::string& key, const Json& saved, const Json& now,
                           const std::string& checkpoint) {
@@ -82,6 +80,19 @@ bool is_about_the_process(const std::string& key) {
     for (const char* group : {"checkpoint.", "logger.", "validation.", "profiler.", "kernels."})
         if (key.starts_with(group)) return true;
     return false;
+}
+
+// Of what is quantized, and how.
+std::map<std::string, std::string> low_precision_keys(const TrainerState& state) {
+    std::map<std::string, std::string> found;
+    for (const auto& [key, value] : flat_keys(state.config_yaml)) {
+        const bool seed = key.ends_with(".preserve_high_precision_init_val");
+        if ((key.starts_with("fp8_config.") && !seed) || key == "layer_precision") found[key] = value;
+    }
+    const Json model = Json::parse(state.model_config);
+    for (const char* key : {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"})
+        found[std::string("config_kwargs.") + key] = model.value(key, Json(0)).dump();
+    return found;
 }
 
 }  // namespace
@@ -149,6 +160,30 @@ void check_same_model(const TrainerState& saved, const TrainerState& now, const 
     if (saved.dtype != now.dtype) differs("dtype", saved.dtype, now.dtype, checkpoint);
     compare("config_kwargs.", Json::parse(saved.model_config), Json::parse(now.model_config), checkpoint);
     compare("router.", Json::parse(saved.router), Json::parse(now.router), checkpoint);
+}
+
+bool same_low_precision(const TrainerState& saved, const TrainerState& now) {
+    return low_precision_keys(saved) == low_precision_keys(now);
+}
+
+void check_persistent_weights(const TrainerState& saved, const TrainerState& now,
+                              const std::string& checkpoint) {
+    constexpr const char* kEnabled = "fp8_config.quantized_model_init_kwargs.enabled";
+    const auto holds_codes = [&](const TrainerState& state) {
+        return state.dtype != "fp32" && key_of(state, kEnabled, "false") == "true";
+    };
+    if (!holds_codes(saved) && !holds_codes(now)) return;
+    const auto before = low_precision_keys(saved), after = low_precision_keys(now);
+    for (const auto& [key, value] : after) {
+        const auto found = before.find(key);
+        const std::string old = found == before.end() ? "(unset)" : found->second;
+        if (old == value) continue;
+        throw Error(fmt::format(
+            "{} = {}, but the checkpoint {} has {}: which weights are held as codes and fp32 masters alone "
+            "({}) cannot change within a run (put it back, or begin another run from its weights with "
+            "init_from_pretrained={}/model and another logger.run_dir)",
+            key, value, checkpoint, old, kEnabled, checkpoint));
+    }
 }
 
 bool has_masters(const TrainerState& state) {

@@ -38,6 +38,12 @@ void check_state_is_kept(const TrainerState& saved, const TrainerState& now, con
 // What to say where the run began with another time budget: its number of steps was chosen then and stays. ""
 // where there is nothing to say.
 std::string unused_time_budget(const TrainerState& saved, const TrainerState& now);
+// Whether both quantize the same tensors in the same way, so that the one's amax histories are the other's.
+bool same_low_precision(const TrainerState& saved, const TrainerState& now);
+// Throws Error naming key and both values where one of the two holds weights as codes and masters alone, and
+// they differ in which or how.
+void check_persistent_weights(const TrainerState& saved, const TrainerState& now,
+                              const std::string& checkpoint);
 
 // "key: before -> now" of every other key that shapes the training and differs: what a resume takes as it is
 // now, and says. Both are texts of config::to_yaml.

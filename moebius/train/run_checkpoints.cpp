@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
+#include <set>
 
 #include "moebius/base/error.h"
 #include "moebius/config/print.h"
@@ -46,6 +47,7 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     check_same_model(saved, state(run.point), run.path);
     check_state_is_kept(saved, state(run.point), run.path);
     run.unused_budget = unused_time_budget(saved, state(run.point));
+    check_persistent_weights(saved, state(run.point), run.path);
     run.complete = run.point.update >= run.point.num_train_steps;
     if (run.complete) return run;
     load(*found, saved, exec);
@@ -53,6 +55,8 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     const std::vector<std::string> positions = found->rank_texts();
     run.point.position = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
     run.changed = changed_settings(saved.config_yaml, config::to_yaml(config_));
+    if (!model_.decoder().low_precision().buffers().empty() && !same_low_precision(saved, state(run.point)))
+        run.changed.emplace_back("amax histories begin anew, with scales of 1");
     if (run.point.num_train_steps != saved.num_train_steps) {
         run.changed.push_back(fmt::format("num_train_steps: {} -> {}, over which the learning rate falls",
                                           saved.num_train_steps, run.point.num_train_steps));
@@ -65,9 +69,17 @@ void RunCheckpoints::load(const checkpoint::Checkpoint& from, const TrainerState
     const bool without_masters = !has_masters(saved) && has_masters(state({.update = saved.update}));
     if (without_masters)
         std::erase_if(wanted, [](const StateEntry& entry) { return entry.kind == StateKind::Master; });
+    if (!same_low_precision(saved, state({.update = saved.update}))) {
+        // Histories of other tensors, or of the same in another format: they begin anew.
+        std::set<std::string> fresh;
+        for (const StateEntry& entry : model_.decoder().low_precision().buffers())
+            fresh.insert(entry.slice.name);
+        std::erase_if(wanted, [&](const StateEntry& entry) { return fresh.count(entry.slice.name) > 0; });
+    }
     from.load(model_.layouts(), wanted, staging_);
     // The weights that such a run has are its masters.
     if (without_masters) model_.parameters().masters_from_values(exec);
+    model_.parameters().touch();
 }
 
 std::vector<StateEntry> RunCheckpoints::entries() {

@@ -129,11 +129,14 @@ struct Step::Slot {
     Event ready;  // behind the copy of the results
     int64_t labels = 0;
     std::vector<int64_t> micro_labels;
+    StatisticsCopy statistics;
 
-    Slot(const Buffers& buffers, std::pmr::memory_resource* host, const Device& device)
+    Slot(const Buffers& buffers, const nn::LowPrecisionState& low_precision, std::pmr::memory_resource* host,
+         const Device& device)
         : inputs(static_cast<size_t>(buffers.in.bytes), host),
           outputs(static_cast<size_t>(buffers.outputs.view().bytes()), host),
-          ready(device) {}
+          ready(device),
+          statistics(low_precision, host) {}
 
     void pack(const InputLayout& in, const data::StepBatch& batch, int64_t update, double rate, bool global) {
         labels = batch.labels;
@@ -180,7 +183,8 @@ Step::Step(models::Model& model, const StepOptions& options, const nn::Run& run,
     buffers_ = std::make_shared<Buffers>(options_, model_.options(), run_.exec);
     if (host == nullptr) host = std::pmr::new_delete_resource();
     for (int64_t i = 0; i < kInFlight; ++i) {
-        slots_.push_back(std::make_shared<Slot>(*buffers_, host, *run_.exec.device));
+        slots_.push_back(
+            std::make_shared<Slot>(*buffers_, model_.decoder().low_precision(), host, *run_.exec.device));
     }
     run_.fusion = options_.fusion;
     run_.seed = options_.seed;
@@ -206,6 +210,7 @@ void Step::micro_batches(Buffers& buffers, nn::Run& run) {
     const auto take_batch = [&](int64_t i) {
         run.batch = buffers.batch(i);
         run.batch.first_token = checked_mul(i, options_.shape.capacity);
+        run.batch.index = i;
     };
     const auto add_counts = [&] {
         ops::add({buffers.counts(), decoder.statistics().counts, buffers.counts()}, exec);
@@ -259,7 +264,7 @@ void Step::update(Buffers& buffers, nn::Run& run) {
             return flat ? flat.rows(segment.begin, segment.count) : View();
         };
         ops::adamw({.master = range(parameters.masters()),
-                    .weights = rounded ? range(parameters.values()) : View(),
+                    .weights = rounded && !segment.wide ? range(parameters.values()) : View(),
                     .remainder = range(parameters.remainders()),
                     .grad = range(parameters.gradients()),
                     .m = range(parameters.first_moments()),
@@ -282,6 +287,9 @@ void Step::work(Buffers& buffers, nn::Run& run) {
     fill_zero(buffers.loss_sum(), run.exec);
     fill_zero(buffers.counts(), run.exec);
     model_.parameters().begin_step();
+    // What a graph replays begins with these weights, whatever was made of them before it was captured.
+    model_.parameters().touch();
+    model_.decoder().begin_step(run);
     micro_batches(buffers, run);
     update(buffers, run);
 }
@@ -311,8 +319,9 @@ void Step::enqueue(const data::StepBatch& batch, int64_t update_number, double l
     const Exec& exec = run_.exec;
     copy_to_device(buffers_->inputs.view().data, slot.inputs.data(), slot.inputs.size(), exec);
     run_or_replay(update_number);
-    for (const auto& p : model_.parameters().all()) ++p->version;
+    model_.parameters().touch();
     copy_to_host(slot.outputs.data(), buffers_->outputs.view().data, slot.outputs.size(), exec);
+    slot.statistics.take(model_.decoder().low_precision(), exec);
     slot.ready.record(exec.stream);
     ++queued_;
 }
@@ -341,6 +350,11 @@ StepResult Step::finish() {
     result.bad =
         slot.output<int32_t>(out.bad) != 0 || !std::isfinite(result.loss + result.aux_loss + result.z_loss);
     result.expert_counts = slot.outputs_at(out.counts, buffers_->counts().numel());
+    if (const auto& recipe = model_.options().low_precision.recipe) {
+        result.low_precision = slot.statistics.read(
+            model_.decoder().low_precision(), *recipe, result.expert_counts, buffers_->experts,
+            checked_mul(options_.micro_batches, options_.shape.capacity));
+    }
     if (aux) result.layer_aux_loss = slot.outputs_at(out.layer_aux_loss, buffers_->layers);
     return result;
 }

@@ -8,6 +8,7 @@
 
 #include "moebius/eval/evaluator.h"
 #include "moebius/runtime/graph.h"
+#include "moebius/train/low_precision.h"
 
 namespace moebius::train {
 
@@ -38,6 +39,7 @@ struct StepResult {
     bool bad = false;                   // loss, norm or an index was not as it must be: nothing was updated
     std::vector<float> expert_counts;   // (layers, experts): copies of valid tokens
     std::vector<float> layer_aux_loss;  // (layers): balance values, empty without the loss
+    std::vector<TensorStatistics> low_precision;  // empty without statistics
 };
 
 // What a step takes, from a dry run of it.

@@ -127,8 +127,11 @@ TrainResult Trainer::run() {
 void Trainer::open_run() {
     // What can be told from data and model alone is told before anything is made.
     check_memory_for_batches(data::batch_shape(*data_.training, loader_options(c_)), c_);
-    check_memory_for_parameters(model_.parameters().numel(), place_options(c_), c_.checkpoint.async_save,
-                                machine_.device());
+    // Codes alone take what weights in bf16 would.
+    const bool alone = model_.options().low_precision.persistent && c_.dtype != "fp32";
+    check_memory_for_parameters(model_.parameters().numel(),
+                                alone ? 0 : model_.decoder().low_precision_numel(), place_options(c_),
+                                c_.checkpoint.async_save, machine_.device());
     const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
     if (!c_.checkpoint.resume_from_checkpoint) {
         // The one inside the other goes with it, so that nothing is left for the second turn.
@@ -149,7 +152,12 @@ void Trainer::open_run() {
     num_steps_ = c_.num_train_steps;
     const bool resumed = c_.checkpoint.resume_from_checkpoint && try_resume();
     if (result_.already_complete) return;
-    if (!resumed) fill_model();
+    if (!resumed) {
+        fill_model();
+        const config::QuantizedModelInit& init = c_.fp8_config.quantized_model_init_kwargs;
+        if (init.enabled && !init.preserve_high_precision_init_val)
+            model_.decoder().low_precision().round_weights(run_);
+    }
 
     data::LoaderOptions options = loader_options(c_);
     options.position = position_;
@@ -239,6 +247,10 @@ StepPlan Trainer::make_step() {
             fmt::format("warning: {}: config.json has no such key, so whoever opens this run's model folders "
                         "computes without it",
                         fmt::join(keys, ", ")));
+    }
+    if (m.options().low_precision.recipe) {
+        note(fmt::format("low precision: {}; {} bytes a token kept for backward",
+                         describe_low_precision(m.decoder()), plan.saved_bytes / loader_->shape().capacity));
     }
     note_fusion();
     if (machine_.on_gpu()) note_graph(options.cuda_graph);
@@ -413,17 +425,18 @@ void Trainer::report(const StepResult& result) {
     if (!window_end) return;
     const nn::DecoderOptions& d = model_.options();
     const double waited = loader_->seconds_waited();
-    metrics_->append(metrics_json({.step = update_,
-                                   .total_steps = num_steps_,
-                                   .learning_rate = schedule_.rate(update_),
-                                   .last = result,
-                                   .window = &window_,
-                                   .layers = d.layers,
-                                   .experts = d.layer.moe.experts.experts,
-                                   .flops_per_token = model_.flops_per_token(loader_->shape().max_seqlen),
-                                   .peak_flops = peak_flops(machine_.device(), run_.dtype),
-                                   .memory = machine_.memory(),
-                                   .data_wait_seconds = waited - waited_}));
+    metrics_->append(metrics_json(
+        {.step = update_,
+         .total_steps = num_steps_,
+         .learning_rate = schedule_.rate(update_),
+         .last = result,
+         .window = &window_,
+         .layers = d.layers,
+         .experts = d.layer.moe.experts.experts,
+         .flops_per_token = model_.flops_per_token(loader_->shape().max_seqlen),
+         .peak_flops = peak_flops(machine_.device(), product_dtype(d, run_.dtype, machine_.device())),
+         .memory = machine_.memory(),
+         .data_wait_seconds = waited - waited_}));
     waited_ = waited;
     window_.reset();
 }

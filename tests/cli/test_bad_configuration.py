@@ -65,7 +65,17 @@ REFUSED = [
     # What this build does not do.
     ("device=cuda", ["device = cuda", "GPU"]),
     ("cuda_graph=on", ["cuda_graph = on"]),
-    ("fp8_config.enabled=true", ["fp8_config.enabled = true"]),
+    (
+        "fp8_config.quantized_model_init_kwargs.enabled=true",
+        ["fp8_config.quantized_model_init_kwargs.enabled = true", "fp8_config.enabled"],
+    ),
+    ("fp8_config.enabled=true fp8_config.fp8_recipe=NVFP4BlockScaling", ["fp8_recipe = NVFP4BlockScaling", "MXFP8BlockScaling"]),
+    (
+        "fp8_config.enabled=true +fp8_config.fp8_recipe_kwargs.margin=1",
+        ["fp8_config.fp8_recipe_kwargs.margin = 1", "MXFP8BlockScaling"],
+    ),
+    ("layer_precision=[fp8,fp8]", ["layer_precision", "fp8_config.enabled"]),
+    ("fp8_config.enabled=true layer_precision=[fp8,fp8]", ["layer_precision lists 2", "num_hidden_layers = 1"]),
     ("parallelism.ep_size=2", ["parallelism.ep_size = 2"]),
     ("parallelism.dp_size=2", ["parallelism.dp_size = 2"]),
     ("profiler.enabled=true", ["profiler.enabled = true"]),

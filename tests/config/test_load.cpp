@@ -289,15 +289,10 @@ TEST(Load, KernelNamesAreCheckedAgainstTheRegistry) {
 
 TEST(Load, KeysNotHonouredYetAreRefusedAllAtOnce) {
     const std::string text =
-        error_with({"fp8_config.enabled=true", "parallelism.ep_size=2", "profiler.enabled=true",
-                    "profiler.start_step=12", "profiler.end_step=20", "dataset.format=fastq",
-                    "layer_precision=[bf16]", "fp8_stats_config.enabled=true",
-                    "config_kwargs.num_layers_at_start_in_bf16=1", "parallelism.dp_size=4"});
-    for (const char* key :
-         {"fp8_config.enabled = true", "parallelism.ep_size = 2", "parallelism.dp_size = 4",
-          "profiler.enabled = true", "profiler.start_step = 12", "profiler.end_step = 20",
-          "dataset.format = fastq", "layer_precision = [bf16]", "fp8_stats_config.enabled = true",
-          "config_kwargs.num_layers_at_start_in_bf16 = 1"}) {
+        error_with({"parallelism.ep_size=2", "profiler.enabled=true", "profiler.start_step=12",
+                    "profiler.end_step=20", "dataset.format=fastq", "parallelism.dp_size=4"});
+    for (const char* key : {"parallelism.ep_size = 2", "parallelism.dp_size = 4", "profiler.enabled = true",
+                            "profiler.start_step = 12", "profiler.end_step = 20", "dataset.format = fastq"}) {
         EXPECT_THAT(text, HasSubstr(std::string(key) + " is not supported: this build ")) << key;
     }
     EXPECT_THAT(text, HasSubstr("(command line)"));
@@ -310,6 +305,11 @@ TEST(Load, ValuesThatAreHonouredPass) {
                    "use_sequence_packing=true", "activation_checkpointing=full", "dtype=bf16",
                    "grad_dtype=bf16", "adamw_kwargs.state_dtype=bf16", "optimizer_master_weights=false"});
     EXPECT_THAT(not_honoured(loaded.config), ElementsAre());
+    const Loaded low = load_with({"fp8_config.enabled=true", "fp8_config.fp8_recipe=DelayedScaling",
+                                  "fp8_config.fp8_recipe_kwargs.margin=1", "fp8_stats_config.enabled=true",
+                                  "layer_precision=[null, fp8, 'null', bf16]"});
+    EXPECT_THAT(low.config.layer_precision.value(), ElementsAre("null", "fp8", "null", "bf16"));
+    EXPECT_THAT(not_honoured(low.config), ElementsAre());
 }
 
 TEST(Load, PlanningMayAllowWhatThisBuildLacks) {
@@ -320,6 +320,28 @@ TEST(Load, PlanningMayAllowWhatThisBuildLacks) {
     EXPECT_THAT(
         not_honoured(loaded.config),
         ElementsAre("parallelism.ep_size = 8 is not supported: this build trains in one process only"));
+}
+
+TEST(Load, LowPrecisionThatContradictsItself) {
+    EXPECT_THAT(error_with({"layer_precision=[fp8]"}), HasSubstr("needs fp8_config.enabled = true"));
+    EXPECT_EQ(load_with({"layer_precision=[bf16]"}).config.layer_precision->size(), 1u);
+    EXPECT_THAT(error_with({"fp8_stats_config.enabled=true"}),
+                HasSubstr("fp8_stats_config.enabled = true needs fp8_config.enabled = true"));
+    EXPECT_THAT(error_with({"config_kwargs.num_layers_at_end_in_bf16=2"}),
+                HasSubstr("config_kwargs.num_layers_at_end_in_bf16 = 2 needs fp8_config.enabled = true"));
+    EXPECT_THAT(error_with({"fp8_config.enabled=true", "layer_precision=[fp8, bf16]",
+                            "config_kwargs.num_layers_at_start_in_bf16=1"}),
+                HasSubstr("both say which layers"));
+    EXPECT_THAT(error_with({"fp8_config.enabled=true", "layer_precision=[fp4]"}),
+                HasSubstr("layer_precision[0] = fp4 must be one of fp8, bf16, null"));
+    EXPECT_THAT(error_with({"fp8_config.quantized_model_init_kwargs.preserve_high_precision_init_val=true"}),
+                HasSubstr("which is false"));
+    for (const char* masters : {"optimizer_store_param_remainders=true", "optimizer_master_weights=false"}) {
+        EXPECT_THAT(error_with({"dtype=bf16", "fp8_config.enabled=true", masters,
+                                "fp8_config.quantized_model_init_kwargs.enabled=true"}),
+                    HasSubstr("needs fp32 masters"));
+    }
+    EXPECT_THAT(error_with({"fp8_config.fp8_format=E5M2"}), HasSubstr("fp8_config.fp8_format = E5M2"));
 }
 
 TEST(Load, Contradictions) {

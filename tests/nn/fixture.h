@@ -86,6 +86,7 @@ struct SmallModel {
                      .targets = integers(targets),
                      .positions = integers(positions),
                      .cu_seqlens = integers(borders),
+                     .token_count = integers({static_cast<int32_t>(tokens.size())}),
                      .max_seqlen = longest,
                      .none_empty = true};
     }

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "moebius/base/error.h"
-#include "moebius/precision/delayed_scaling.h"
 
 namespace moebius::precision {
 namespace {
@@ -114,61 +113,6 @@ TEST(Recipe, ContradictionsAreNamed) {
                 HasSubstr("use_split_accumulator = false"));
     EXPECT_THAT(refusal("Float8BlockScaling", "", {{"w_block_scaling_dim", int64_t{1}}}),
                 HasSubstr("w_block_scaling_dim = 1"));
-}
-
-TEST(DelayedScaling, StartsFromOneAndAppliesTheAmaxBefore) {
-    std::vector<float> history(4, 0.0f);
-    const DelayedOptions options{.history_length = 4};
-    float scale = 1.0f;
-    scale = update_delayed_scale(history, scale, 448.0f, options);
-    EXPECT_EQ(scale, 1.0f) << "an amax of zero keeps the scale";
-    history[0] = 7.0f;
-    scale = update_delayed_scale(history, scale, 448.0f, options);
-    EXPECT_EQ(scale, 64.0f);
-    EXPECT_EQ(history, (std::vector<float>{0, 0, 0, 7}));
-    history[0] = 3.5f;
-    scale = update_delayed_scale(history, scale, 448.0f, options);
-    EXPECT_EQ(scale, 64.0f) << "the largest of the history";
-    EXPECT_EQ(history, (std::vector<float>{0, 0, 7, 3.5f}));
-    for (int i = 0; i < 3; ++i) {
-        history[0] = 1.75f;
-        scale = update_delayed_scale(history, scale, 448.0f, options);
-    }
-    EXPECT_EQ(scale, 128.0f) << "7 has fallen out, 3.5 has not";
-    EXPECT_EQ(history, (std::vector<float>{0, 1.75f, 1.75f, 1.75f}));
-}
-
-TEST(DelayedScaling, MostRecentMarginAndWhatIsNoAmax) {
-    std::vector<float> history{3.5f, 100.0f, 7.0f};
-    const DelayedOptions recent{.history_length = 3, .algorithm = AmaxAlgorithm::MostRecent};
-    EXPECT_EQ(update_delayed_scale(history, 1.0f, 448.0f, recent), 128.0f);
-    EXPECT_EQ(history, (std::vector<float>{0, 7, 3.5f}));
-    history = {3.5f, 0, 0};
-    EXPECT_EQ(update_delayed_scale(history, 1.0f, 448.0f, {.history_length = 3, .margin = 3}), 16.0f);
-    for (const float bad :
-         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 0.0f}) {
-        history = {bad, 0, 0};
-        for (const AmaxAlgorithm algorithm : {AmaxAlgorithm::Max, AmaxAlgorithm::MostRecent}) {
-            history[0] = bad;
-            EXPECT_EQ(
-                update_delayed_scale(history, 5.0f, 448.0f, {.history_length = 3, .algorithm = algorithm}),
-                5.0f);
-        }
-    }
-    history = {1e-38f, 0, 0};
-    EXPECT_EQ(update_delayed_scale(history, 1.0f, 57344.0f, {.history_length = 3}),
-              std::numeric_limits<float>::max());
-    std::vector<float> one{2.0f};
-    EXPECT_EQ(update_delayed_scale(one, 1.0f, 448.0f, {.history_length = 1}), 224.0f);
-    EXPECT_EQ(one[0], 0.0f);
-}
-
-TEST(DelayedScaling, EachExpertHasItsOwn) {
-    std::vector<float> history{7.0f, 0.0f, 0.0f, 1.0f}, scale{1.0f, 2.0f};
-    update_delayed_scales(View(history.data(), DType::F32, {2, 2}), View(scale.data(), DType::F32, {2}),
-                          448.0f, {.history_length = 2});
-    EXPECT_EQ(scale, (std::vector<float>{64.0f, 448.0f}));
-    EXPECT_EQ(history, (std::vector<float>{0, 0, 7.0f, 0}));
 }
 
 }  // namespace

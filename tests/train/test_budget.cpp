@@ -18,7 +18,7 @@ using testing::Not;
 
 std::string refusal(int64_t numel, const PlaceOptions& options, bool async_save) {
     try {
-        check_memory_for_parameters(numel, options, async_save, Device::cpu());
+        check_memory_for_parameters(numel, 0, options, async_save, Device::cpu());
     } catch (const DeviceError& error) {
         return error.what();
     }
