@@ -1,4 +1,5 @@
-"""Grouped products and the experts' MLP of tools/bench_gpu.py, beside torch's: gpu_gemm.json."""
+"""Products of tools/bench_gpu.py: grouped ones beside torch's, the experts' MLP, attention's backward beside cuDNN's ordered one:
+gpu_gemm.json."""
 
 import subprocess
 import tempfile
@@ -8,6 +9,7 @@ from bench_gpu_common import HEAT, Failed, Process, clocks_of, json_of, limit_of
 # case of torch_step.py: the part of our cases' names that holds splits and sizes.
 PRODUCTS = {"8x7b": ("8_experts", "28672x4096"), "e128": ("128_experts", "1536x2048")}
 KINDS = {"fwd": "forward", "dgrad": "dgrad", "wgrad": "wgrad"}
+ATTENTION = {"8x7b": "2x8192x32x128", "fine_64e": "2x8192x32x64"}
 MLPS = {"8x7b": "bf16.8_experts.4096x14336", "fine_64e": "bf16.64_experts.2048x1024"}
 
 
@@ -17,12 +19,13 @@ class Products:
         self.options = bench.options
         self.warms = False  # the kernel benchmark knows --warm
 
-    def our_products(self, part):
-        """{case: (line, clocks and watts)} of moebius_kernel_bench for the cases with that in their name."""
+    def our_products(self, part, variant=None):
+        """{case: (line, clocks and watts)} of moebius_kernel_bench for the cases with that in their name, by the variant chosen or that one."""
         program = self.options.bin / "moebius_kernel_bench"
         with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as file:
             command = [program, part, "--runs", max(3 if self.options.quick else 20, self.options.samples), "--json", file.name]
             command += ["--warm", HEAT] if self.warms else []
+            command += ["--variant", variant] if variant else []
             running = Process("moebius_kernel_bench", command)
             came, failed = {}, None
             try:
@@ -90,7 +93,35 @@ class Products:
             if self.options.quick:
                 break
         self.mlp_cases(mlps)
+        self.attention_cases()
         self.bench.write("gemm")
+
+    def attention_cases(self):
+        """The chosen variant, and cuDNN's backward whose results repeat."""
+        part = "attention_backward/bf16.2x8192"
+        found = {}
+        for name, variant in (("ours", None), ("cudnn", "cudnn")):
+            try:
+                found[name] = self.our_products(part, variant)
+            except Failed as error:
+                self.bench.fail(f"{part} by {name}", error)
+        for case, sizes in ATTENTION.items():
+            lines = {name: lines.get(f"attention_backward/bf16.{sizes}") for name, lines in found.items()}
+            if not lines.get("ours"):
+                continue
+            rates = {}
+            for name, pair in lines.items():
+                if pair:
+                    runs = pair[0].get("samples") or [pair[0]["median_seconds"]]
+                    version = {} if name == "ours" else {"version": "cuDNN's ordered backward, called by our program"}
+                    rates[name] = side([pair[0]["flops"] / s / 1e12 for s in runs], variant=pair[0]["variant"], **version)
+            others = {name: rate for name, rate in rates.items() if name != "ours"}
+            ratio = {name: rounded(rates["ours"]["median"] / rate["median"]) for name, rate in others.items()}
+            rows, length, heads, head_dim = 2, *(int(word) for word in sizes.split("x")[1:])
+            shapes = {"sequences": rows, "length": length, "heads": heads, "kv_heads": 8, "head_dim": head_dim}
+            more = {"others": others, "ratio": ratio, "shapes": shapes}
+            self.bench.cases["gemm"].append(
+                self.bench.case(f"attention_backward.{case}.bf16", "TFLOP/s", "higher", rates["ours"], lines["ours"][1], **more))
 
     def product_cases(self, case, experts, sizes, ours, theirs):
         rows = {"8x7b": 32768, "e128": 65536}[case]

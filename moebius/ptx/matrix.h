@@ -49,6 +49,13 @@ __device__ __forceinline__ float2 load_shared_floats(uint32_t address) {
     return value;
 }
 
+// 2^x within 2 units of the last place; 2^−∞ = 0.
+__device__ __forceinline__ float exp2_approximate(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Round to nearest even; `low` goes to the lower half: the lower address.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t pair;

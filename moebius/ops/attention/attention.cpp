@@ -6,6 +6,7 @@
 #include "moebius/ops/attention/cpu.h"
 #include "moebius/ops/attention/cuda.h"
 #include "moebius/ops/attention/cudnn.h"
+#include "moebius/ops/attention/sm90.h"
 
 namespace moebius::ops {
 namespace {
@@ -22,6 +23,10 @@ std::string backward_not_for_cudnn(const AttentionBackwardArgs& a, const Exec& e
     return !reason.empty() || exec.dry ? reason : cudnn::unavailable(a, kOrdered, exec);
 }
 
+std::string backward_not_for_sm90(const AttentionBackwardArgs& a, const Exec&) {
+    return sm90::refused(a);
+}
+
 template <class Args>
 std::string not_for_cuda_any(const Args& a, const Exec&) {
     const int64_t head_dim = a.q.size(2);
@@ -34,6 +39,7 @@ constexpr Variant<AttentionArgs> kForward[] = {
     {"cuda_any", DeviceKind::Cuda, 80, 999, not_for_cuda_any<AttentionArgs>, MOEBIUS_CUDA(cuda::attention)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AttentionArgs>, cpu::attention}};
 constexpr Variant<AttentionBackwardArgs> kBackward[] = {
+    {"sm90", DeviceKind::Cuda, 90, 90, backward_not_for_sm90, MOEBIUS_CUDA(sm90::attention_backward)},
     {"cudnn", DeviceKind::Cuda, 90, 90, backward_not_for_cudnn<true>,
      MOEBIUS_CUDNN(cudnn::attention_backward)},
     {"cudnn_unordered", DeviceKind::Cuda, 90, 90, backward_not_for_cudnn<false>,

@@ -412,6 +412,18 @@ const std::vector<Named>& small() {
           .fused = true}},
         {"empty_at_the_end.d64", "edge", ending_empty(64, 2)},
         {"empty_at_the_end.d128", "edge", ending_empty(128, 4)},
+        {"tiles_of_keys.d64",
+         "basic",
+         {.lengths = {300, 1, 129, 385}, .padding = 5, .heads = 4, .kv_heads = 1, .head_dim = 64}},
+        {"tiles_of_keys.d128",
+         "basic",
+         {.lengths = {290, 1, 193}, .padding = 5, .heads = 4, .kv_heads = 2, .head_dim = 128, .fused = true}},
+        {"tiles_of_keys.window_150.d64",
+         "window",
+         {.lengths = {500, 140}, .heads = 2, .kv_heads = 2, .head_dim = 64, .window = 150}},
+        {"tiles_of_keys.window_70.d128",
+         "window",
+         {.lengths = {33, 400}, .heads = 2, .kv_heads = 1, .head_dim = 128, .window = 70}},
         {"many_tiles",
          "basic",
          {.lengths = {100, 190, 97}, .padding = 1, .heads = 18, .kv_heads = 9, .head_dim = 8}},
@@ -433,11 +445,14 @@ void attention_cases(std::vector<Case>& cases) {
         cases.push_back(backward_case(dtype, "8x1024x4x64", sanity, "bench"));
         cases.back().bench = true;
     }
-    Sizes large{.lengths = {8192, 8192}, .heads = 32, .kv_heads = 8, .head_dim = 128};
-    for (const Case& c : {forward_case(DType::BF16, "2x8192x32x128", large, "bench"),
-                          backward_case(DType::BF16, "2x8192x32x128", large, "bench")}) {
-        cases.push_back(c);
-        cases.back().bench = cases.back().large = true;
+    for (const int64_t head_dim : {64, 128}) {
+        const Sizes large{.lengths = {8192, 8192}, .heads = 32, .kv_heads = 8, .head_dim = head_dim};
+        const std::string label = "2x8192x32x" + std::to_string(head_dim);
+        for (const Case& c : {forward_case(DType::BF16, label, large, "bench"),
+                              backward_case(DType::BF16, label, large, "bench")}) {
+            cases.push_back(c);
+            cases.back().bench = cases.back().large = true;
+        }
     }
     const Sizes packed{.lengths = {5, 0, 1, 12}, .padding = 2, .heads = 4, .kv_heads = 2, .head_dim = 6};
     cases.push_back(backward_case(DType::F32, "gradient.packed", packed, "gradient"));
