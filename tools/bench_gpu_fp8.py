@@ -5,6 +5,11 @@ from bench_gpu_common import Failed, clocks_of, limit_of, note, rounded, side
 from bench_gpu_gemm import Products
 
 
+# Products whose MXFP8 rows stand beside our own bf16 ones: the part of the cases' names that holds splits and sizes.
+WIDE = ("8_experts.28672x4096", "64_experts.2048x2048")
+WIDE_KINDS = {"forward": "bf16", "dgrad": "bf16", "wgrad": "f32"}
+
+
 class Float8:
     def __init__(self, bench):
         self.bench = bench
@@ -29,6 +34,7 @@ class Float8:
                 found.update(self.products.our_products(part))
             except Failed as error:
                 self.bench.fail(f"ours, {part}", error)
+        wide = self.wide()
         theirs = self.theirs()
         note(f"fp8: ours {len(found)}, dense {len(theirs)} cases ({self.bench.seconds()})")
         moving = Bytes(self.bench, "fp8")
@@ -42,12 +48,30 @@ class Float8:
             if name.startswith("quantize/"):
                 moving.add(name.replace("/", "."), line["bytes"], runs, line["variant"], copy, at)
             else:
-                self.product(name, line, runs, at, theirs)
+                self.product(name, line, runs, at, theirs, wide)
         self.bench.write("fp8")
 
-    def product(self, name, line, runs, at, theirs):
+    def wide(self):
+        """{(kind, splits and sizes): (line, clocks and watts)} of our bf16 products."""
+        result = {}
+        for sizes in WIDE:
+            for kind, out in WIDE_KINDS.items():
+                name = f"grouped_gemm/{kind}.bf16_{out}.{sizes}"
+                try:
+                    result[kind, sizes] = self.products.our_products(name)[name]
+                except (Failed, KeyError) as error:
+                    self.bench.fail(f"ours, {name}", error)
+        return result
+
+    def product(self, name, line, runs, at, theirs, wide):
         rates = side([line["flops"] / s / 1e12 for s in runs], variant=line["variant"])
         more, dense = {"milliseconds": rounded(1e3 * line["median_seconds"])}, theirs.get("dense")
+        words = name.split("/")[1].split(".")
+        if words[1] == "mx32" and (same := wide.get((words[0], ".".join(words[3:])))):
+            other = same[0]
+            samples = other.get("samples") or [other["median_seconds"]]
+            bf16 = side([other["flops"] / s / 1e12 for s in samples], variant=other["variant"], **(same[1] or {}))
+            more.update(others={"bf16": bf16}, ratio={"bf16": rounded(rates["median"] / bf16["median"])})
         if dense and "8_experts" in name and "28672" in name:
             more["limit"] = limit_of(dense[0]["median"], rates["median"], "dense eight-bit cuBLAS product of the same FLOPs, one scale a tensor")
             more["limit"].update(dense[1] or clocks_of(dense[0]))

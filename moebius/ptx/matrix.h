@@ -20,6 +20,14 @@ __device__ __forceinline__ void load_matrices(uint32_t row_address, uint32_t& a,
                  : "r"(row_address)
                  : "memory");
 }
+// The transposed matrices: rows 2·(l % 4) and the next, column l / 4.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t row_address, uint32_t& a, uint32_t& b,
+                                                         uint32_t& c, uint32_t& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "r"(row_address)
+                 : "memory");
+}
 
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
     uint4 value;
@@ -36,6 +44,20 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 value) {
 }
 __device__ __forceinline__ void store_shared(uint32_t address, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint2 value) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y) : "memory");
+}
+// One byte, two bytes; the upper ones are zero.
+__device__ __forceinline__ uint32_t load_shared_byte(uint32_t address) {
+    uint32_t value;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+__device__ __forceinline__ uint32_t load_shared_bytes(uint32_t address) {
+    uint32_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
 }
 
 __device__ __forceinline__ float load_shared_float(uint32_t address) {

@@ -59,6 +59,7 @@ int run_child(const OpInfo& op, const Options& options) {
         OpTest test(op, options);
         print_counts(options.child == "mutants" ? test.run_mutants()
                      : options.child == "large" ? test.run_large()
+                     : options.child == "mx"    ? test.run_mx()
                                                 : test.run_cases());
         std::printf("END\n");
         return 0;
@@ -162,7 +163,10 @@ std::map<std::string, Counts> run_children(const std::vector<OpInfo>& ops, const
         waiting.push_back({op.name, "cases"});
         waiting.push_back({op.name, "mutants"});
     }
-    if (whole_run(options)) waiting.push_back({kLarge, "large"});
+    if (whole_run(options)) {
+        waiting.push_back({kLarge, "large"});
+        waiting.push_back({kMx, "mx"});
+    }
     std::map<std::string, Counts> results;
     std::vector<Child> running;
     std::map<std::string, int> restarts;
@@ -311,6 +315,7 @@ std::vector<OpInfo> chosen_ops(const Options& options) {
 
 int run(const Options& options) {
     if (options.child == "large") return run_child({.name = kLarge}, options);
+    if (options.child == "mx") return run_child({.name = kMx}, options);
     std::vector<OpInfo> ops = chosen_ops(options);
     if (!options.child.empty()) return run_child(ops[0], options);
     if (options.list) {
@@ -324,8 +329,10 @@ int run(const Options& options) {
         }
     } else {
         results = run_children(ops, options);
-        if (whole_run(options))
-            ops.push_back({.name = kLarge, .variants = {{"", DeviceKind::Cuda, 0, 0, true}}});
+        if (whole_run(options)) {
+            for (const char* name : {kLarge, kMx})
+                ops.push_back({.name = name, .variants = {{"", DeviceKind::Cuda, 0, 0, true}}});
+        }
     }
     const Count total = print_table(ops, results);
     std::printf("passed %d failed %d cases %d\n", total.passed, total.failed, total.cases);

@@ -11,6 +11,7 @@
 #include "moebius/base/error.h"
 #include "moebius/runtime/pinned.h"
 #include "tests/gpu/large_offsets.h"
+#include "tests/gpu/mx_products.h"
 
 namespace moebius::gpu_tests {
 namespace {
@@ -99,10 +100,11 @@ Counts OpTest::run_cases() {
     return counts_;
 }
 
-Counts OpTest::run_large() {
+template <class Check>
+Counts OpTest::run_check(const char* name, Check check) {
     Exec exec = exec_;
     exec.pool = arena_.get();
-    test_large_offsets(exec, [&](const std::string& op, const std::string& problem) {
+    check(exec, [&](const std::string& op, const std::string& problem) {
         Count& count = counts_[op];
         ++count.cases;
         if (problem.starts_with("skipped: ")) {
@@ -111,11 +113,17 @@ Counts OpTest::run_large() {
             ++count.passed;
         } else {
             ++count.failed;
-            std::printf("FAILED %s/%s: %s\n", kLarge, op.c_str(), problem.c_str());
+            std::printf("FAILED %s/%s: %s\n", name, op.c_str(), problem.c_str());
             std::fflush(stdout);
         }
     });
     return counts_;
+}
+Counts OpTest::run_large() {
+    return run_check(kLarge, test_large_offsets);
+}
+Counts OpTest::run_mx() {
+    return run_check(kMx, test_mx_products);
 }
 
 Counts OpTest::run_mutants() {

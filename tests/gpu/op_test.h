@@ -16,7 +16,7 @@ namespace moebius::gpu_tests {
 using namespace moebius::ops;
 
 // Beside the ops: its "variants" are ops.
-inline constexpr const char* kLarge = "64-bit offsets";
+inline constexpr const char *kLarge = "64-bit offsets", *kMx = "MX as bf16";
 
 struct Options {
     std::vector<std::string> ops;
@@ -53,9 +53,13 @@ class OpTest {
     OpTest(OpInfo op, const Options& options);
     Counts run_cases();
     Counts run_large();
+    Counts run_mx();
     Counts run_mutants();
 
   private:
+    // A check beside the ops' cases, which reports as test_large_offsets does.
+    template <class Check>
+    Counts run_check(const char* name, Check check);
     // A case may crash the process: what came before it is told at once, and the parent goes on behind it.
     bool begin(int index, const Case& c);
     void end();

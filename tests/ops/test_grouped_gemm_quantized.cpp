@@ -4,6 +4,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
+#include "moebius/ops/grouped_gemm_quantized/sm90.h"
 #include "moebius/tensor/quantized.h"
 
 namespace moebius::ops {
@@ -78,6 +79,74 @@ TEST(GroupedGemmQuantized, TransposedOperandsHoldOnlyWholeBlocks) {
     EXPECT_EQ(p.refusal(args), "accepted");
     p.sizes = {129, 2};  // three blocks of 128, of two
     EXPECT_THAT(p.refusal(args), testing::HasSubstr("sum to 384, more than the 256"));
+}
+
+// Shapes and addresses alone: nothing is read.
+struct MxProduct {
+    GemmKind kind = GemmKind::Forward;
+    int64_t experts = 2, rows = 100, n = 48, k = 80;
+    DType b = DType::F8E4M3, out = DType::BF16;
+
+    static Operand operand(DType element, Direction direction, const MatrixShape& matrix) {
+        const Format format = make_format(element, ScaleKind::MX32, direction, matrix.weight, true);
+        const OperandShapes shapes = operand_shapes(format, direction, matrix);
+        return {.data = View(nullptr, element, shapes.data),
+                .scale = View(nullptr, shapes.scale_dtype, shapes.scale),
+                .format = format};
+    }
+    GroupedGemmQuantizedArgs args() const {
+        const bool forward = kind == GemmKind::Forward, wgrad = kind == GemmKind::Wgrad;
+        const MatrixShape x{rows, k, experts, false}, y{rows, n, experts, false}, w{n, k, experts, true};
+        const Shape shape = forward ? Shape{rows, n} : wgrad ? Shape{experts, n, k} : Shape{rows, k};
+        return {.kind = kind,
+                .a = operand(DType::F8E5M2, wgrad ? Direction::Column : Direction::Row, forward ? x : y),
+                .b = operand(b, forward ? Direction::Row : Direction::Column, wgrad ? x : w),
+                .out = View(nullptr, out, shape),
+                .split_sizes = View(nullptr, DType::I64, {experts})};
+    }
+    std::string refusal() const { return sm90::why_not(args(), {}); }
+};
+
+TEST(GroupedGemmQuantized, HopperTakesMxOperands) {
+    for (const GemmKind kind : {GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad}) {
+        EXPECT_EQ(MxProduct{.kind = kind}.refusal(), "");
+        EXPECT_EQ((MxProduct{.kind = kind, .out = DType::F32}.refusal()), "");
+    }
+}
+
+TEST(GroupedGemmQuantized, HopperSaysWhyItDoesNotTakeMxOperands) {
+    EXPECT_EQ(MxProduct{.k = 88}.refusal(), "a has 88 columns, not a multiple of 16");
+    EXPECT_EQ((MxProduct{.kind = GemmKind::Dgrad, .k = 88}.refusal()),
+              "b has 88 columns, not a multiple of 16");
+    EXPECT_EQ(MxProduct{.n = 44}.refusal(), "out has 44 columns, not a multiple of 8");
+    EXPECT_EQ(MxProduct{.k = 0}.refusal(), "a has no columns");
+    EXPECT_EQ(MxProduct{.experts = 513}.refusal(), "has 513 experts, more than 512");
+    EXPECT_EQ(MxProduct{.b = DType::F8E5M2}.refusal(), "takes b in f8e4m3, not f8e5m2");
+
+    GroupedGemmQuantizedArgs args = MxProduct{}.args();
+    args.beta = 1;
+    EXPECT_EQ(sm90::why_not(args, {}), "adds to what is there in wgrad only");
+    args = MxProduct{.kind = GemmKind::Wgrad}.args();
+    args.beta = 1;
+    EXPECT_EQ(sm90::why_not(args, {}), "");
+}
+
+// TMA reads column-wise scales, of Dgrad's weight and of both of Wgrad's operands; row-wise ones lie
+// anywhere.
+TEST(GroupedGemmQuantized, HopperWantsColumnwiseMxScalesAligned) {
+    void* const off = reinterpret_cast<void*>(uintptr_t{8});
+    const std::string text = "scale does not begin at a multiple of 16 bytes";
+    GroupedGemmQuantizedArgs args = MxProduct{}.args();
+    args.a.scale.data = args.b.scale.data = off;
+    EXPECT_EQ(sm90::why_not(args, {}), "");
+    args = MxProduct{.kind = GemmKind::Dgrad}.args();
+    args.a.scale.data = off;
+    EXPECT_EQ(sm90::why_not(args, {}), "");
+    args.b.scale.data = off;
+    EXPECT_EQ(sm90::why_not(args, {}), "b's " + text);
+    args = MxProduct{.kind = GemmKind::Wgrad}.args();
+    args.a.scale.data = off;
+    EXPECT_EQ(sm90::why_not(args, {}), "a's " + text);
 }
 
 }  // namespace

@@ -361,6 +361,7 @@ void large_bench_cases(std::vector<Case>& cases) {
     };
     std::vector<Shape> shapes = {{{"8_experts", std::vector<int64_t>(8, 4096), 32768}, 28672, 4096},
                                  {{"128_experts", std::vector<int64_t>(128, 512), 65536}, 1536, 2048}};
+    const Shape fine{{"64_experts", std::vector<int64_t>(64, 2048), 131072}, 2048, 2048};
     for (const Shape& shape : std::vector<Shape>(shapes)) {
         Shape skewed = shape;
         skewed.splits.name += "_skewed";
@@ -377,6 +378,7 @@ void large_bench_cases(std::vector<Case>& cases) {
         }
         shapes.push_back(skewed);
     }
+    shapes.push_back(fine);
     for (const Shape& shape : shapes) {
         for (const auto& [kind, out] : {std::pair{GemmKind::Forward, DType::BF16},
                                         {GemmKind::Dgrad, DType::BF16},

@@ -6,12 +6,6 @@ namespace {
 
 using WgradTraits = ProductTraits<true, true, true, false>;
 
-// Without any rows there may be no memory, but a tensor map has an address.
-View with_address(View view, const View& other) {
-    if (!view.data) view.data = other.data;
-    return view;
-}
-
 template <class Epilogue>
 void wgrad(const GroupedGemmArgs& args, const Exec& exec) {
     const int64_t experts = args.out.size(0), rows = args.out.size(1), columns = args.out.size(2);

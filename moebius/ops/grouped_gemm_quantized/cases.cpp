@@ -339,6 +339,7 @@ void add_bench(std::vector<Case>& cases) {
     for (const auto& [splits, n, k, large] :
          {std::tuple{NamedSplits{"8_experts", std::vector<int64_t>(8, 4096), 32768}, 28672, 4096, true},
           {NamedSplits{"128_experts", std::vector<int64_t>(128, 512), 65536}, 1536, 2048, true},
+          {NamedSplits{"64_experts", std::vector<int64_t>(64, 2048), 131072}, 2048, 2048, true},
           {NamedSplits{"learned", {450, 370, 409, 400}, 1640}, 512, 256, false}}) {
         for (const ScaleKind scale : kScales) {
             for (const GemmKind kind : kKinds) {
@@ -397,6 +398,20 @@ void grouped_gemm_quantized_cases(std::vector<Case>& cases) {
                                       .n = 64,
                                       .k = 96,
                                       .extreme = true}));
+    }
+    // More tiles than a card has SMs, so that a block computes several; many experts, some without rows.
+    NamedSplits many{"many_tiles", {}, 300};
+    for (int64_t e = 0; e < 35; ++e) many.sizes.push_back(e % 5 == 0 ? 0 : 5 + e % 9);
+    for (const bool accumulate : {false, true}) {
+        for (const DType out : {DType::F32, DType::BF16}) {
+            cases.push_back(product_case({.kind = GemmKind::Wgrad,
+                                          .scale = ScaleKind::MX32,
+                                          .out = out,
+                                          .splits = many,
+                                          .n = 144,
+                                          .k = 272,
+                                          .accumulate = accumulate}));
+        }
     }
     add_bench(cases);
 }

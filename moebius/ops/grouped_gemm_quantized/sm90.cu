@@ -8,6 +8,10 @@ void grouped_gemm_quantized(const GroupedGemmQuantizedArgs& args, const Exec& ex
     const bool weights = args.kind == GemmKind::Wgrad;
     if (args.a.format.scale == ScaleKind::Tensor)
         return weights ? quantized::tensor_weights(args, exec) : quantized::tensor_rows(args, exec);
+    if (args.a.format.scale == ScaleKind::MX32) {
+        if (weights) return mx::wgrad(args, exec);
+        return args.kind == GemmKind::Forward ? mx::forward(args, exec) : mx::dgrad(args, exec);
+    }
     return weights ? quantized::block_weights(args, exec) : quantized::block_rows(args, exec);
 }
 

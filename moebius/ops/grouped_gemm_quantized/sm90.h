@@ -6,7 +6,7 @@
 
 namespace moebius::ops::sm90 {
 
-// On Hopper's FP8 tensor cores.
+// On Hopper's FP8 tensor cores; MX operands on its bf16 tensor cores.
 void grouped_gemm_quantized(const GroupedGemmQuantizedArgs& args, const Exec& exec);
 
 // The first reason against it, or "". Host arithmetic, no CUDA.

@@ -11,3 +11,12 @@ void tensor_rows(const GroupedGemmQuantizedArgs& args, const Exec& exec);
 void tensor_weights(const GroupedGemmQuantizedArgs& args, const Exec& exec);
 
 }  // namespace moebius::ops::sm90::quantized
+
+// MX operands, of each kind of product.
+namespace moebius::ops::sm90::mx {
+
+void forward(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+void dgrad(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+void wgrad(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+
+}  // namespace moebius::ops::sm90::mx

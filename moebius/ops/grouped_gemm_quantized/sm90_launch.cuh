@@ -10,12 +10,6 @@
 
 namespace moebius::ops::sm90::quantized {
 
-// Without any rows there may be no memory, but a tensor map has an address.
-inline View with_address(View view, const View& other) {
-    if (!view.data) view.data = other.data;
-    return view;
-}
-
 // A kind of product's launch: T as ProductTraits, Epilogue as sm90_store.cuh.
 template <class T, class Epilogue>
 void launch_product(const char* name, const GroupedGemmQuantizedArgs& args, const Exec& exec) {
