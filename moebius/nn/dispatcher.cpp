@@ -14,10 +14,10 @@ class LocalDispatcher : public TokenDispatcher {
   public:
     explicit LocalDispatcher(int64_t experts) : experts_(experts) {}
 
-    Dispatched dispatch(const Activation& hidden, const Tensor& selected, const Tensor& weights,
+    Dispatched dispatch(const Activation& hidden, const Tensor& selected, const Tensor& weights, bool gathers,
                         Run& run) override {
         const int64_t tokens = selected.shape()[0], topk = selected.shape()[1];
-        const int64_t rows = checked_mul(tokens, topk), width = hidden.high.shape()[1];
+        const int64_t rows = checked_mul(tokens, topk);
         auto handle = std::make_shared<LocalHandle>();
         handle->tokens = tokens;
         handle->topk = topk;
@@ -26,10 +26,7 @@ class LocalDispatcher : public TokenDispatcher {
         handle->split_sizes = Tensor::empty("dispatch.split_sizes", {experts_}, DType::I32, run.exec);
         ops::permutation({selected, handle->row_of, handle->source, handle->split_sizes}, run.exec);
         Dispatched out;
-        out.expert_input.high = Tensor::empty("dispatch.expert_input", {rows, width}, run.dtype, run.exec);
-        ops::gather_rows(
-            {.x = hidden.high, .source = handle->source, .topk = topk, .out = out.expert_input.high},
-            run.exec);
+        out.expert_input = gathered("dispatch.expert_input", hidden.high, *handle, gathers, run);
         out.expert_probs = Tensor::empty("dispatch.expert_probs", {rows}, DType::F32, run.exec);
         ops::permute_scalars({weights, handle->source, out.expert_probs}, run.exec);
         out.split_sizes = handle->split_sizes;
@@ -45,12 +42,9 @@ class LocalDispatcher : public TokenDispatcher {
         return {out};
     }
 
-    Activation combine_backward(const Activation& dy, const HandlePtr& opaque, Run& run) override {
-        const LocalHandle& handle = static_cast<const LocalHandle&>(*opaque);
-        const int64_t rows = handle.tokens * handle.topk, width = dy.high.shape()[1];
-        Tensor out = Tensor::empty("combine.dy", {rows, width}, run.dtype, run.exec);
-        ops::gather_rows({.x = dy.high, .source = handle.source, .topk = handle.topk, .out = out}, run.exec);
-        return {out};
+    Activation combine_backward(const Activation& dy, const HandlePtr& opaque, bool gathers,
+                                Run& run) override {
+        return gathered("combine.dy", dy.high, static_cast<const LocalHandle&>(*opaque), gathers, run);
     }
 
     DispatchGradients dispatch_backward(const Activation& dexpert_input, const Tensor& dprobs,
@@ -69,6 +63,15 @@ class LocalDispatcher : public TokenDispatcher {
     }
 
   private:
+    // Every token's row once for each of its experts.
+    static Activation gathered(const char* name, const Tensor& x, const LocalHandle& handle, bool gathers,
+                               const Run& run) {
+        if (gathers) return {.high = x, .source = handle.source, .topk = handle.topk};
+        Tensor out = Tensor::empty(name, {handle.tokens * handle.topk, x.shape()[1]}, run.dtype, run.exec);
+        ops::gather_rows({.x = x, .source = handle.source, .topk = handle.topk, .out = out}, run.exec);
+        return {out};
+    }
+
     int64_t experts_;
 };
 

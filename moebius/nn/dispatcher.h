@@ -26,12 +26,14 @@ struct DispatchGradients {
 class TokenDispatcher {
   public:
     virtual ~TokenDispatcher() = default;
-    // selected_experts (T, k) i32, routing_weights (T, k) f32.
+    // selected_experts (T, k) i32, routing_weights (T, k) f32. `gathers`: who takes the expert_input reads
+    // rows by their source, so that a copy need not be written; so in combine_backward.
     virtual Dispatched dispatch(const Activation& hidden, const Tensor& selected_experts,
-                                const Tensor& routing_weights, Run& run) = 0;
+                                const Tensor& routing_weights, bool gathers, Run& run) = 0;
     // Sums each token's k rows in slot order; applies no weights.
     virtual Activation combine(const Activation& expert_output, const HandlePtr& handle, Run& run) = 0;
-    virtual Activation combine_backward(const Activation& dy, const HandlePtr& handle, Run& run) = 0;
+    virtual Activation combine_backward(const Activation& dy, const HandlePtr& handle, bool gathers,
+                                        Run& run) = 0;
     // dprobs (M) f32.
     virtual DispatchGradients dispatch_backward(const Activation& dexpert_input, const Tensor& dprobs,
                                                 const HandlePtr& handle, Run& run) = 0;

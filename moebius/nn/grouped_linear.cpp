@@ -38,16 +38,15 @@ GroupedLinear::GroupedLinear(ParameterSet& parameters, const std::string& name,
 Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run& run) {
     const Tensor& split_sizes = extra[0];
     const Tensor scales = options_.scale_bias ? extra[1] : Tensor();
-    Tensor y =
-        Tensor::empty("grouped_linear.y", {x.high.shape()[0], options_.out_features}, run.dtype, run.exec);
+    Tensor y = Tensor::empty("grouped_linear.y", {x.rows(), options_.out_features}, run.dtype, run.exec);
     auto context = std::make_unique<GroupedLinearContext>();
     if (run.recipe) {
         if (bias_) throw Error(name() + " has a bias, which its products in low precision do not add");
         context->recipe = run.recipe;
-        context->low_x =
-            low_.input(x.high, split_sizes, *run.recipe, {.row = true, .column = run.pass.save}, run);
+        context->low_x = low_.input(x, split_sizes, *run.recipe, {.row = true, .column = run.pass.save}, run);
         low_.forward(context->low_x, split_sizes, y, *run.recipe, run);
     } else {
+        MOEBIUS_CHECK(!x.source, "rows nobody gathered, without a recipe");
         context->x = x.high;
         ops::grouped_gemm({.kind = ops::GemmKind::Forward,
                            .a = x.high,
@@ -92,7 +91,7 @@ FusibleBackward GroupedLinear::backward(ContextPtr opaque, Activation dy, Run& r
     const auto context = take<GroupedLinearContext>(std::move(opaque));
     FusibleBackward result;
     result.dextra.resize(static_cast<size_t>(extra_inputs()));
-    const Shape shape{dy.high.shape()[0], options_.in_features};
+    const Shape shape{dy.rows(), options_.in_features};
     Tensor dx = Tensor::empty("grouped_linear.dx", shape, run.dtype, run.exec);
     result.dx = {dx};
     Pending pending{
@@ -100,7 +99,7 @@ FusibleBackward GroupedLinear::backward(ContextPtr opaque, Activation dy, Run& r
     if (const auto& recipe = context->recipe) {
         pending.low_x = std::move(context->low_x);
         pending.low_dy =
-            low_.grad_output(dy.high, context->split_sizes, *recipe, {.row = true, .column = true}, run);
+            low_.grad_output(dy, context->split_sizes, *recipe, {.row = true, .column = true}, run);
         low_.dgrad(pending.low_dy, context->split_sizes, dx, *recipe, run);
         pending.low_dy.drop(Direction::Row);
     } else {
@@ -115,8 +114,7 @@ FusibleBackward GroupedLinear::backward(ContextPtr opaque, Activation dy, Run& r
     }
     if (options_.scale_bias) {
         MOEBIUS_CHECK(!options_.delay_wgrad_compute, "scale_bias and delay_wgrad_compute exclude each other");
-        result.dextra[1] =
-            Tensor::empty("grouped_linear.dscales", {dy.high.shape()[0]}, DType::F32, run.exec);
+        result.dextra[1] = Tensor::empty("grouped_linear.dscales", {dy.rows()}, DType::F32, run.exec);
         weight_gradients(pending, &result.dextra[1], run);
     } else if (options_.delay_wgrad_compute) {
         pending_.push_back(std::move(pending));

@@ -66,9 +66,10 @@ TensorState TensorState::expert(int64_t e) const {
     return {part(scale), part(observed_amax), part(counts)};
 }
 
-Quantized quantize_rows(const View& values, const View& split_sizes, Role role, const Recipe& recipe,
+Quantized quantize_rows(const Rows& rows, const View& split_sizes, Role role, const Recipe& recipe,
                         Directions directions, const Exec& exec, const TensorState& state) {
-    const ops::QuantizeSource source{.values = values, .split_sizes = split_sizes, .row_index = {}};
+    const ops::QuantizeSource source{
+        .values = rows.values, .split_sizes = split_sizes, .row_index = rows.row_index, .topk = rows.topk};
     const Quantized made =
         Quantized::empty("activation", spec_of(role, recipe, directions, matrix_of(source)), exec);
     fill(made, source, role, recipe, state, exec);
@@ -120,13 +121,13 @@ TensorState LowPrecisionLinear::tensor(Role role, const Recipe& recipe, const Ru
     return state;
 }
 
-Quantized LowPrecisionLinear::input(const View& x, const View& split_sizes, const Recipe& recipe,
+Quantized LowPrecisionLinear::input(const Rows& x, const View& split_sizes, const Recipe& recipe,
                                     Directions directions, const Run& run) const {
     return quantize_rows(x, split_sizes, Role::Input, recipe, directions, run.exec,
                          tensor(Role::Input, recipe, run));
 }
 
-Quantized LowPrecisionLinear::grad_output(const View& dy, const View& split_sizes, const Recipe& recipe,
+Quantized LowPrecisionLinear::grad_output(const Rows& dy, const View& split_sizes, const Recipe& recipe,
                                           Directions directions, const Run& run) const {
     return quantize_rows(dy, split_sizes, Role::GradOutput, recipe, directions, run.exec,
                          tensor(Role::GradOutput, recipe, run));

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "moebius/nn/run.h"
+#include "moebius/nn/module.h"
 #include "moebius/precision/recipe.h"
 #include "moebius/tensor/parameter.h"
 #include "moebius/tensor/quantized.h"
@@ -53,9 +53,23 @@ struct TensorState {
 struct Directions {
     bool row = false, column = false;
 };
+
+// (M, K) to quantize: the rows of `values`, or those that `row_index` (M) i32 names: row m is row
+// row_index[m] / topk of `values`.
+struct Rows {
+    View values, row_index;
+    int64_t topk = 1;
+
+    Rows(const View& view) : values(view) {}
+    Rows(const Tensor& tensor) : values(tensor) {}
+    Rows(const Activation& x) : values(x.high), topk(x.topk) {
+        if (x.source) row_index = x.source;
+    }
+};
+
 // Experts' rows (M, K) as the recipe's products read a tensor of this role: row-wise, column-wise or both.
 // Without split_sizes they are one expert's. Throws Error for DelayedScaling without a scale.
-Quantized quantize_rows(const View& values, const View& split_sizes, precision::Role role,
+Quantized quantize_rows(const Rows& rows, const View& split_sizes, precision::Role role,
                         const precision::Recipe& recipe, Directions directions, const Exec& exec,
                         const TensorState& state = {});
 
@@ -80,9 +94,9 @@ class LowPrecisionLinear {
   public:
     explicit LowPrecisionLinear(Parameter* weight) : weight_(weight) {}
 
-    Quantized input(const View& x, const View& split_sizes, const precision::Recipe& recipe,
+    Quantized input(const Rows& x, const View& split_sizes, const precision::Recipe& recipe,
                     Directions directions, const Run& run) const;
-    Quantized grad_output(const View& dy, const View& split_sizes, const precision::Recipe& recipe,
+    Quantized grad_output(const Rows& dy, const View& split_sizes, const precision::Recipe& recipe,
                           Directions directions, const Run& run) const;
     // Kept weights have both directions, others the one that is asked for.
     Quantized weight(Direction direction, const precision::Recipe& recipe, const Run& run);

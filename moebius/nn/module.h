@@ -22,9 +22,14 @@ struct Context {
 };
 using ContextPtr = std::unique_ptr<Context>;
 
-// The value between two modules. A low-precision copy with its scales will ride beside `high`.
+// The value between two modules: the rows of `high`, or, with `source`, rows gathered from it that nobody has
+// written yet (row m is row source[m] / topk of `high`): who quantizes them reads them where they lie.
 struct Activation {
     Tensor high;
+    Tensor source = {};  // (M) i32
+    int64_t topk = 1;
+
+    int64_t rows() const { return source ? source.shape()[0] : high.shape()[0]; }
 };
 
 struct Forward {

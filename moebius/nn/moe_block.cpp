@@ -10,6 +10,7 @@ namespace moebius::nn {
 struct MoeBlock::Saved : Context {
     Tensor x, logits, topk_indices, topk_weights;
     HandlePtr handle;
+    bool gathers = false;
     ContextPtr experts;
     int64_t bytes() const override { return x.view().bytes() + logits.view().bytes() + experts->bytes(); }
 };
@@ -65,6 +66,11 @@ void MoeBlock::jitter(const View& x, const View& out, Run& run) const {
                 run.exec);
 }
 
+// Experts under a recipe quantize their rows first of all, and read them where the tokens lie.
+bool MoeBlock::gathers(const Run& run) const {
+    return run.recipe != nullptr && options_.mode != ExpertMode::Loop;
+}
+
 Forward MoeBlock::forward(Activation x, Run& run) {
     const int64_t tokens = x.high.shape()[0], experts = options_.experts.experts, topk = options_.router.topk;
     if (run.pass.training && options_.input_jitter > 0) {
@@ -96,7 +102,7 @@ Forward MoeBlock::forward(Activation x, Run& run) {
         run.observer->record("topk_indices." + std::to_string(layer_), indices, run.exec);
     }
 
-    Dispatched dispatched = dispatcher_->dispatch(x, indices, weights, run);
+    Dispatched dispatched = dispatcher_->dispatch(x, indices, weights, gathers(run), run);
     const Tensor extra[] = {dispatched.split_sizes, dispatched.expert_probs, dispatched.split_sizes};
     // Only a fuser's chain obeys run.fusion; grouped_linear asks for the unfused chain.
     const FusionMode wanted = run.fusion;
@@ -111,13 +117,14 @@ Forward MoeBlock::forward(Activation x, Run& run) {
     saved->topk_indices = indices;
     saved->topk_weights = weights;
     saved->handle = dispatched.handle;
+    saved->gathers = gathers(run);
     saved->experts = std::move(result.context);
     return {y, std::move(saved)};
 }
 
 Activation MoeBlock::backward(ContextPtr opaque, Activation dy, Run& run) {
     auto saved = take<Saved>(std::move(opaque));
-    Activation dexpert_output = dispatcher_->combine_backward(dy, saved->handle, run);
+    Activation dexpert_output = dispatcher_->combine_backward(dy, saved->handle, saved->gathers, run);
     FusibleBackward experts = experts_->backward(std::move(saved->experts), std::move(dexpert_output), run);
     DispatchGradients gradients =
         dispatcher_->dispatch_backward(experts.dx, experts.dextra[1], saved->handle, run);

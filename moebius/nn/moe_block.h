@@ -41,6 +41,7 @@ class MoeBlock : public Module {
 
   private:
     struct Saved;
+    bool gathers(const Run& run) const;
     void jitter(const View& x, const View& out, Run& run) const;
 
     std::string name_;
