@@ -18,12 +18,39 @@
 //
 // Rows of a tile past the expert's end belong to the next expert (or nobody): they are multiplied and not
 // stored.
+//
+// An epilogue whose work is more than a store would keep the tensor cores waiting: its warpgroups leave the
+// rounded sums in shared memory, and three warps beside the loader finish the tile during the next one.
 #pragma once
 
 #include "moebius/ops/grouped_gemm_quantized/sm90_load.cuh"
 #include "moebius/ptx/matrix.h"
 
 namespace moebius::ops::sm90::quantized {
+
+// What an epilogue may be beside run(): one that kFinishes has no run() but finish_tiles(), for warps that
+// finish all tiles of the block, and the registers of a thread of these and of the warpgroups.
+struct PlainEpilogue {
+    static constexpr bool kFinishes = false;
+    static constexpr int kLoaderRegisters = 24, kGroupRegisters = 240;
+};
+
+// A box of the staging as TMA reads it with the 128-byte swizzle: 16-byte chunk c of row r lies at 128·r +
+// 16·(c ^ r % 8).
+
+// Columns 64·block … of the sums, rounded to bf16.
+__device__ __forceinline__ void stage_rounded(uint32_t to, const float (&sums)[128], int block,
+                                              const Place& place) {
+    const uint32_t row_address = to + static_cast<uint32_t>(16 * place.warp + place.lane % 16) * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // two chunks: 16 columns
+        const uint32_t chunk = static_cast<uint32_t>((2 * i + place.lane / 16) ^ (place.lane % 8));
+        const float* d = &sums[32 * block + 8 * i];
+        ptx::store_matrices(row_address + chunk * 16, ptx::pack_bf16(d[0], d[1]), ptx::pack_bf16(d[2], d[3]),
+                            ptx::pack_bf16(d[4], d[5]), ptx::pack_bf16(d[6], d[7]));
+    }
+}
+
 namespace detail {
 
 // A warp of a warpgroup is done with a stage.
@@ -83,12 +110,13 @@ struct BlockFactors {
     const float *at, *last;
     int second;  // from the first half's to the second's
     float next[2];
-    __device__ __forceinline__ BlockFactors(const ProductArgs& args, const Place& place, int stages) {
-        const int blocks = (args.columns + kHalfColumns - 1) / kHalfColumns,
-                  block = place.column / kHalfColumns;
+    __device__ __forceinline__ BlockFactors(const ProductArgs& args, const Place& place, int stages,
+                                            bool paired) {
+        const int rows = paired ? args.columns + args.second : args.columns;  // of the weight
+        const int blocks = (rows + kHalfColumns - 1) / kHalfColumns, block = place.column / kHalfColumns;
         at = args.scales_b + (static_cast<int64_t>(place.expert) * blocks + block) * stages;
         last = at + (stages - 1);
-        second = block + 1 < blocks ? stages : 0;
+        second = paired ? args.second / kHalfColumns * stages : block + 1 < blocks ? stages : 0;
         load();
     }
     __device__ __forceinline__ void load() {
@@ -131,7 +159,7 @@ __device__ __forceinline__ void sum_promoted(float (&sums)[128], const ProductAr
     if (stages == 0) return;
     const auto blocks = [&] {
         if constexpr (T::kScaling == Scaling::RowBlocks)
-            return BlockFactors(args, place, stages);
+            return BlockFactors(args, place, stages, T::kPairedB);
         else
             return 0;
     };
@@ -177,6 +205,87 @@ __device__ __forceinline__ void sum_promoted(float (&sums)[128], const ProductAr
                 }
             }
         }
+        if (leads && i + 1 == kLead) ptx::named_barrier_arrive(1 + kGroups, kGroups * 128);
+    }
+}
+
+// The same, a quarter of the columns at a time: the next quarter is multiplied while this one is added, so
+// that a warpgroup waits for the tensor core once a stage. Reads A's rows twice as often.
+template <class T>
+__device__ __forceinline__ void sum_quarters(float (&sums)[128], const ProductArgs& args,
+                                             const Shared& shared, const Place& place, RingPosition& ring,
+                                             int stages, bool leads) {
+    constexpr int kQuarters = 4, kColumns = kTileColumns / kQuarters;
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+    if (stages == 0) return;
+    const auto blocks = [&] {
+        if constexpr (T::kScaling == Scaling::RowBlocks)
+            return BlockFactors(args, place, stages, T::kPairedB);
+        else
+            return 0;
+    };
+    [[maybe_unused]] auto block = blocks();
+    float parts[2][32];
+    const auto multiply = [&](float(&part)[32], uint32_t stage, int quarter) {
+        const uint64_t a = ptx::k_major_descriptor(
+            shared.a(stage) + static_cast<uint32_t>(place.group * kGroupRows) * kRowBytes);
+        const uint64_t b =
+            ptx::k_major_descriptor(shared.b(stage) + static_cast<uint32_t>(quarter * kColumns) * kRowBytes);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < kTileDepth; k += 32)
+            ptx::wgmma_64x64x32<T::kA, T::kB>(part, ptx::advance(a, k), ptx::advance(b, k), k > 0);
+        ptx::wgmma_commit();
+    };
+    const auto add = [&](float(&part)[32], int quarter, RowFactors rows, [[maybe_unused]] uint32_t columns) {
+        ptx::wgmma_hold(part);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float2 column{1, 1};
+            if constexpr (T::kScalesB) {
+                column =
+                    ptx::load_shared_floats(columns + static_cast<uint32_t>(quarter * kColumns + 8 * j) * 4);
+            }
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                const float row = n < 2 ? rows.low : rows.high;
+                float& sum = sums[32 * quarter + 4 * j + n];
+                if constexpr (T::kScalesB) {
+                    sum = fmaf(part[4 * j + n] * row, n % 2 == 0 ? column.x : column.y, sum);
+                } else if constexpr (T::kScalesA) {
+                    sum = fmaf(part[4 * j + n], row, sum);
+                } else {
+                    sum += part[4 * j + n];
+                }
+            }
+        }
+    };
+    for (int i = 0; i < stages; ++i, ring.advance()) {
+        const uint32_t stage = ring.stage;
+        ptx::barrier_wait(shared.full(stage), ring.parity);  // partner: TMA
+        multiply(parts[0], stage, 0);
+        multiply(parts[1], stage, 1);
+        RowFactors rows{1, 1}, second{1, 1};  // of the columns' halves
+        if constexpr (T::kScalesA) rows = second = row_factors(shared, stage, place);
+        if constexpr (T::kScaling == Scaling::RowBlocks) {
+            second = {rows.low * block.next[1], rows.high * block.next[1]};
+            rows = {rows.low * block.next[0], rows.high * block.next[0]};
+            block.load();
+        }
+        const uint32_t columns = shared.scale_b(stage) + static_cast<uint32_t>(place.lane % 4) * 8;
+        ptx::wgmma_wait<1>();
+        add(parts[0], 0, rows, columns);
+        multiply(parts[0], stage, 2);
+        ptx::wgmma_wait<1>();
+        add(parts[1], 1, rows, columns);
+        multiply(parts[1], stage, 3);
+        ptx::wgmma_wait<1>();
+        add(parts[0], 2, second, columns);
+        ptx::wgmma_wait<0>();
+        if constexpr (!T::kScalesB) release(shared, stage, place.lane);
+        add(parts[1], 3, second, columns);
+        if constexpr (T::kScalesB) release(shared, stage, place.lane);
         if (leads && i + 1 == kLead) ptx::named_barrier_arrive(1 + kGroups, kGroups * 128);
     }
 }
@@ -227,14 +336,16 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
     place.staging = shared.staging(group);
     RingPosition ring;
     bool first_tile = true;
+    [[maybe_unused]] uint32_t tiles = 0;  // that exist
     Turns turns(shared, place);
     if (T::kTurns && group == 1) turns.pass();  // the first group begins
     for (TileUnit unit; walk.next(unit);) {
         const int stages = __shfl_sync(~0u, stages_of<T>(args, unit), 0);
         place.expert = unit.expert;
         place.row = unit.row_unit * kTileRows + group * kGroupRows + (T::kReduceRows ? 0 : unit.row_begin);
-        place.row_end = T::kReduceRows ? epilogue.rows : unit.row_end;
-        place.column = unit.column_unit * kTileColumns;
+        place.row_end = unit.row_end;
+        if constexpr (T::kReduceRows) place.row_end = epilogue.rows;
+        place.column = unit.column_unit * T::kColumns;
         place.empty = T::kReduceRows && unit.row_begin == unit.row_end;
         const bool exists = __shfl_sync(~0u, static_cast<int>(place.row < place.row_end), 0) != 0;
         // Partner: the first group, kLead stages into its first tile; the second group begins there.
@@ -260,7 +371,9 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         // Nobody has to give an empty expert a scale.
         if (T::kScaling == Scaling::Tensor && !place.empty)
             factor = __ldg(args.scales_a + unit.expert) * __ldg(args.scales_b + unit.expert);
-        if constexpr (T::kPromote) {
+        if constexpr (T::kQuarters) {
+            sum_quarters<T>(sums, args, shared, place, ring, stages, leads);
+        } else if constexpr (T::kPromote) {
             sum_promoted<T>(sums, args, shared, place, ring, turns, stages, leads);
         } else {
             sum_in_tensor_core<T>(sums, shared, place, ring, stages, leads);
@@ -269,7 +382,16 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
 #pragma unroll
             for (float& sum : sums) sum *= factor;
         }
-        Epilogue::run(epilogue, sums, place);
+        if constexpr (Epilogue::kFinishes) {
+            ptx::barrier_wait(shared.taken(group), (tiles++ & 1) ^ 1);  // partner: the finishing warps
+#pragma unroll
+            for (int box = 0; box < kBoxes; ++box)
+                stage_rounded(place.staging + static_cast<uint32_t>(box) * kBoxBytes, sums, box, place);
+            __syncwarp();
+            if (place.lane == 0) ptx::barrier_arrive(shared.staged(group));  // partner: the finishing warps
+        } else {
+            Epilogue::run(epilogue, sums, place);
+        }
     }
     if (place.thread == 0) ptx::tma_wait_read<0>();
 }
@@ -290,7 +412,11 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::barrier_init(shared.full(stage), 1);
             ptx::barrier_init(shared.free(stage), kGroups * 4);
         }
-        for (int group = 0; group < kGroups; ++group) ptx::barrier_init(shared.turn(group), 4);
+        for (int group = 0; group < kGroups; ++group) {
+            ptx::barrier_init(shared.turn(group), 4);
+            ptx::barrier_init(shared.staged(group), 4);
+            ptx::barrier_init(shared.taken(group), kFinishers);
+        }
         ptx::fence_barrier_init();
         ptx::tma_prefetch_map(&args.a);
         ptx::tma_prefetch_map(&args.b);
@@ -299,11 +425,15 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     const int group = warp / 4 - 1;
     if (group < 0) {
-        ptx::give_registers<24>();
-        if (warp == 0 && threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared);
+        ptx::give_registers<Epilogue::kLoaderRegisters>();
+        if (warp == 0) {
+            if (threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared);
+        } else if constexpr (Epilogue::kFinishes) {
+            Epilogue::finish_tiles(args, epilogue, shared, warp - 1);
+        }
         __syncwarp();
     } else {
-        ptx::take_registers<240>();
+        ptx::take_registers<Epilogue::kGroupRegisters>();
         detail::multiply_tiles<T, Epilogue>(args, epilogue, shared, group);
     }
 }
