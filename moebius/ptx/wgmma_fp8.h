@@ -35,24 +35,6 @@ enum class Codes { E4M3, E5M2 };
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])       \
         : "l"(a), "l"(b), "r"(static_cast<int>(add)))
 
-#define MOEBIUS_WGMMA_64X64X32(TYPES)                                                                     \
-    asm volatile(                                                                                         \
-        "{\n"                                                                                             \
-        ".reg .pred add;\n"                                                                               \
-        "setp.ne.b32 add, %34, 0;\n"                                                                      \
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32." TYPES                                               \
-        " {"                                                                                              \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                          \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                  \
-        "}, %32, %33, add, 1, 1;\n"                                                                       \
-        "}"                                                                                               \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),        \
-          "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),      \
-          "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),      \
-          "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                                                           \
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-
 #define MOEBIUS_WGMMA_64X256X32(TYPES)                                                                      \
     asm volatile(                                                                                           \
         "{\n"                                                                                               \
@@ -105,20 +87,6 @@ __device__ __forceinline__ void wgmma_64x128x32(float (&d)[64], uint64_t a, uint
     }
 }
 
-// d (64, 64) likewise.
-template <Codes kA, Codes kB>
-__device__ __forceinline__ void wgmma_64x64x32(float (&d)[32], uint64_t a, uint64_t b, bool add) {
-    if constexpr (kA == Codes::E4M3 && kB == Codes::E4M3) {
-        MOEBIUS_WGMMA_64X64X32("e4m3.e4m3");
-    } else if constexpr (kA == Codes::E5M2 && kB == Codes::E4M3) {
-        MOEBIUS_WGMMA_64X64X32("e5m2.e4m3");
-    } else if constexpr (kA == Codes::E4M3) {
-        MOEBIUS_WGMMA_64X64X32("e4m3.e5m2");
-    } else {
-        MOEBIUS_WGMMA_64X64X32("e5m2.e5m2");
-    }
-}
-
 // d (64, 256) likewise.
 template <Codes kA, Codes kB>
 __device__ __forceinline__ void wgmma_64x256x32(float (&d)[128], uint64_t a, uint64_t b, bool add) {
@@ -133,7 +101,6 @@ __device__ __forceinline__ void wgmma_64x256x32(float (&d)[128], uint64_t a, uin
     }
 }
 
-#undef MOEBIUS_WGMMA_64X64X32
 #undef MOEBIUS_WGMMA_64X128X32
 #undef MOEBIUS_WGMMA_64X256X32
 

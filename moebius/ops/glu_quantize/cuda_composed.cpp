@@ -1,4 +1,4 @@
-// On a GPU, the activation and then its quantization: for layouts that the fused kernels do not take.
+// On a GPU, the activation or its gradient, and then the quantization.
 #include "moebius/ops/glu_quantize/cuda.h"
 #include "moebius/runtime/without_cost.h"
 

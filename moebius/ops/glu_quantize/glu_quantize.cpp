@@ -6,27 +6,26 @@
 namespace moebius::ops {
 namespace {
 
-// A thread of the kernel holds pairs of gate and up, which lie in two tiles of 128 columns: whole ones.
-std::string why_not_backward_tiles(const ScaledGluBackwardQuantizeArgs& a, const Exec&) {
-    if (a.options.interleave != 0)
-        return "takes gates first, then ups, not glu_interleave_size = " +
-               std::to_string(a.options.interleave);
-    const int64_t intermediate = a.dy.size(1);
-    if (intermediate % kRowBlock != 0)
-        return "intermediate size " + std::to_string(intermediate) + " is not a multiple of 128";
+// The kernel reads eight neighbours of a half at a time.
+std::string why_not_tiles(const ScaledGluQuantizeArgs& a, const Exec&) {
+    if (a.x.dtype != DType::BF16) return "takes bf16, not " + std::string(name(a.x.dtype));
+    if (a.options.interleave % 8 != 0)
+        return "takes glu_interleave_size in multiples of 8, not " + std::to_string(a.options.interleave);
+    const int64_t intermediate = a.x.size(1) / 2;
+    if (intermediate % 8 != 0)
+        return "intermediate size " + std::to_string(intermediate) + " is not a multiple of 8";
+    if (a.x.stride[0] % 8 != 0 || reinterpret_cast<uintptr_t>(a.x.data) % 16 != 0)
+        return "takes rows of x that begin at multiples of 16 bytes";
     return {};
 }
 
 constexpr Variant<ScaledGluQuantizeArgs> kForward[] = {
-    {"cuda_any", DeviceKind::Cuda, 80, 999, always<ScaledGluQuantizeArgs>,
-     MOEBIUS_CUDA(cuda::scaled_glu_quantize)},
+    {"cuda_any", DeviceKind::Cuda, 80, 999, why_not_tiles, MOEBIUS_CUDA(cuda::scaled_glu_quantize)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<ScaledGluQuantizeArgs>,
      MOEBIUS_CUDA(cuda::scaled_glu_then_quantize)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ScaledGluQuantizeArgs>, cpu::scaled_glu_quantize},
 };
 constexpr Variant<ScaledGluBackwardQuantizeArgs> kBackward[] = {
-    {"cuda_any", DeviceKind::Cuda, 80, 999, why_not_backward_tiles,
-     MOEBIUS_CUDA(cuda::scaled_glu_backward_quantize)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<ScaledGluBackwardQuantizeArgs>,
      MOEBIUS_CUDA(cuda::scaled_glu_backward_then_quantize)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ScaledGluBackwardQuantizeArgs>, cpu::scaled_glu_backward_quantize},

@@ -1,7 +1,7 @@
-// Gated activations to eight-bit floats in one pass over the pre-activation: ScaledSwiGLU and its siblings,
-// forward and backward, whose result leaves as codes and scales in both directions and is never in memory in
-// high precision. Equal bit for bit to scaled_glu, or scaled_glu_backward, followed by quantize on the same
-// device: what these store is rounded to x's type on the way.
+// Gated activations to eight-bit floats: ScaledSwiGLU and its siblings, forward and backward, whose result
+// leaves as codes and scales in both directions. Equal bit for bit to scaled_glu, or scaled_glu_backward,
+// followed by quantize on the same device: what these store is rounded to x's type on the way. On the CPU,
+// and on a GPU in forward, the result is never in memory in high precision.
 #pragma once
 
 #include "moebius/ops/quantize/quantize.h"
@@ -25,7 +25,7 @@ struct ScaledGluBackwardQuantizeArgs {
     View x, scales, split_sizes;  // as in forward
     View dy;                      // (M, I) of x's type
     QuantizeTarget dx;            // (M, 2I) of E experts, out
-    View dscales;                 // (M) f32, optional; the sum over columns in the variant's own order
+    View dscales;                 // (M) f32, optional
 };
 void scaled_glu_backward_quantize(const ScaledGluBackwardQuantizeArgs& args, const Exec& exec);
 Cost cost(const ScaledGluBackwardQuantizeArgs& args);

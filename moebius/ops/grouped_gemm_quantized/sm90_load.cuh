@@ -77,13 +77,7 @@ struct ProductTraits {
                           kScalesB = kScaling == Scaling::ColumnBlocks;
     static constexpr uint32_t kLoadBytes =
         kStageBytes + (kScalesA ? kScaleABytes : 0) + (kScalesB ? kScaleBBytes : 0);
-#ifndef MOEBIUS_QUARTERS
-#define MOEBIUS_QUARTERS 0
-#endif
-    static constexpr bool kQuarters = kPromote && (kScaling == Scaling::ColumnBlocks ? MOEBIUS_QUARTERS & 1
-                                                   : kScaling == Scaling::RowBlocks  ? MOEBIUS_QUARTERS & 2
-                                                                                     : MOEBIUS_QUARTERS & 4);
-    static constexpr bool kTurns = kScaling == Scaling::RowBlocks && !kQuarters;  // see Turns
+    static constexpr bool kTurns = kScaling == Scaling::RowBlocks;  // see Turns
     // B's tile is 128 rows of the weight and 128 more `second` rows below: gates and ups of the same columns.
     static constexpr bool kPairedB = kPairedBValue;
     static constexpr int kColumns = kPairedB ? kHalfColumns : kTileColumns;  // of the output in a tile

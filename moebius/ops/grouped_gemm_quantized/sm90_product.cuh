@@ -209,87 +209,6 @@ __device__ __forceinline__ void sum_promoted(float (&sums)[128], const ProductAr
     }
 }
 
-// The same, a quarter of the columns at a time: the next quarter is multiplied while this one is added, so
-// that a warpgroup waits for the tensor core once a stage. Reads A's rows twice as often.
-template <class T>
-__device__ __forceinline__ void sum_quarters(float (&sums)[128], const ProductArgs& args,
-                                             const Shared& shared, const Place& place, RingPosition& ring,
-                                             int stages, bool leads) {
-    constexpr int kQuarters = 4, kColumns = kTileColumns / kQuarters;
-#pragma unroll
-    for (float& sum : sums) sum = 0;
-    if (stages == 0) return;
-    const auto blocks = [&] {
-        if constexpr (T::kScaling == Scaling::RowBlocks)
-            return BlockFactors(args, place, stages, T::kPairedB);
-        else
-            return 0;
-    };
-    [[maybe_unused]] auto block = blocks();
-    float parts[2][32];
-    const auto multiply = [&](float(&part)[32], uint32_t stage, int quarter) {
-        const uint64_t a = ptx::k_major_descriptor(
-            shared.a(stage) + static_cast<uint32_t>(place.group * kGroupRows) * kRowBytes);
-        const uint64_t b =
-            ptx::k_major_descriptor(shared.b(stage) + static_cast<uint32_t>(quarter * kColumns) * kRowBytes);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < kTileDepth; k += 32)
-            ptx::wgmma_64x64x32<T::kA, T::kB>(part, ptx::advance(a, k), ptx::advance(b, k), k > 0);
-        ptx::wgmma_commit();
-    };
-    const auto add = [&](float(&part)[32], int quarter, RowFactors rows, [[maybe_unused]] uint32_t columns) {
-        ptx::wgmma_hold(part);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            float2 column{1, 1};
-            if constexpr (T::kScalesB) {
-                column =
-                    ptx::load_shared_floats(columns + static_cast<uint32_t>(quarter * kColumns + 8 * j) * 4);
-            }
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                const float row = n < 2 ? rows.low : rows.high;
-                float& sum = sums[32 * quarter + 4 * j + n];
-                if constexpr (T::kScalesB) {
-                    sum = fmaf(part[4 * j + n] * row, n % 2 == 0 ? column.x : column.y, sum);
-                } else if constexpr (T::kScalesA) {
-                    sum = fmaf(part[4 * j + n], row, sum);
-                } else {
-                    sum += part[4 * j + n];
-                }
-            }
-        }
-    };
-    for (int i = 0; i < stages; ++i, ring.advance()) {
-        const uint32_t stage = ring.stage;
-        ptx::barrier_wait(shared.full(stage), ring.parity);  // partner: TMA
-        multiply(parts[0], stage, 0);
-        multiply(parts[1], stage, 1);
-        RowFactors rows{1, 1}, second{1, 1};  // of the columns' halves
-        if constexpr (T::kScalesA) rows = second = row_factors(shared, stage, place);
-        if constexpr (T::kScaling == Scaling::RowBlocks) {
-            second = {rows.low * block.next[1], rows.high * block.next[1]};
-            rows = {rows.low * block.next[0], rows.high * block.next[0]};
-            block.load();
-        }
-        const uint32_t columns = shared.scale_b(stage) + static_cast<uint32_t>(place.lane % 4) * 8;
-        ptx::wgmma_wait<1>();
-        add(parts[0], 0, rows, columns);
-        multiply(parts[0], stage, 2);
-        ptx::wgmma_wait<1>();
-        add(parts[1], 1, rows, columns);
-        multiply(parts[1], stage, 3);
-        ptx::wgmma_wait<1>();
-        add(parts[0], 2, second, columns);
-        ptx::wgmma_wait<0>();
-        if constexpr (!T::kScalesB) release(shared, stage, place.lane);
-        add(parts[1], 3, second, columns);
-        if constexpr (T::kScalesB) release(shared, stage, place.lane);
-        if (leads && i + 1 == kLead) ptx::named_barrier_arrive(1 + kGroups, kGroups * 128);
-    }
-}
-
 // A tile's sums as the tensor core makes them.
 template <class T>
 __device__ __forceinline__ void sum_in_tensor_core(float (&sums)[128], const Shared& shared,
@@ -371,9 +290,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         // Nobody has to give an empty expert a scale.
         if (T::kScaling == Scaling::Tensor && !place.empty)
             factor = __ldg(args.scales_a + unit.expert) * __ldg(args.scales_b + unit.expert);
-        if constexpr (T::kQuarters) {
-            sum_quarters<T>(sums, args, shared, place, ring, stages, leads);
-        } else if constexpr (T::kPromote) {
+        if constexpr (T::kPromote) {
             sum_promoted<T>(sums, args, shared, place, ring, turns, stages, leads);
         } else {
             sum_in_tensor_core<T>(sums, shared, place, ring, stages, leads);

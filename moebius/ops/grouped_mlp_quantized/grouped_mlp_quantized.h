@@ -1,8 +1,7 @@
 // The experts' MLP on eight-bit operands, forward and backward: GroupedLinear(gate_up) → ScaledSwiGLU →
 // GroupedLinear(down), whose activation and whose gradient of the pre-activation leave the op that makes them
-// as codes and scales in both directions and are never in memory in high precision. Rounds to the type of c
-// wherever the unfused chain stores and sums in the same order of the depth: equal to it bit for bit, but
-// for dscales on a GPU, whose sum over columns has another order.
+// as codes and scales in both directions. Rounds to the type of c wherever the unfused chain stores and sums
+// in the same order: equal to it bit for bit on one device.
 //
 // M rows (a capacity) of E experts as split_sizes say, H hidden, I intermediate. Operands of one ScaleKind,
 // layouts as in tensor/operand.h, MX32's scales compact.
@@ -30,7 +29,8 @@ void grouped_mlp_quantized(const GroupedMlpQuantizedArgs& args, const Exec& exec
 Cost cost(const GroupedMlpQuantizedArgs& args);
 std::vector<VariantInfo> grouped_mlp_quantized_variants();
 
-// Scratch: the gradient of the activation (M, I) in c's type, where the variant is not fused.
+// Scratch: the gradient of the activation (M, I) in c's type; on a GPU that of the pre-activation (M, 2I)
+// too.
 struct GroupedMlpQuantizedBackwardArgs {
     GluOptions options;
     Operand x, activation;  // (M, H), (M, I) column-wise, as forward had and left them

@@ -9,40 +9,38 @@ namespace {
 
 using namespace tiles;
 
+// Blocks an SM: as many as there are registers for what a thread holds.
 template <class T, Blocks kBlocks>
-__global__ void __launch_bounds__(kTileThreads, 2) quantize_any(const Quantize q) {
+constexpr int kBlocksEach = std::is_same_v<T, float> || kBlocks == Blocks::Weight128 ? 2 : 3;
+
+template <class T, Blocks kBlocks>
+__global__ void __launch_bounds__(kTileThreads, kBlocksEach<T, kBlocks>)
+    quantize_any(const Quantize q, int each) {
     __shared__ Shared shared;
     if (kBlocks == Blocks::Tensor && blockIdx.x == 0) store_tensor_scales(q);
     TilePlace tile;
-    if (!find_tile(q.source, blockIdx.x, tile)) return;
-    const Place at = place_of(tile, q.source.columns);
-    float v[kEach][kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-        load_eight<T>(q.source, tile.own.first + at.row + i, i < at.rows, at.column, at.columns, v[i]);
+    if (!find_tile<kBlocks == Blocks::Mx>(q.source, blockIdx.x, tile, each)) return;
     Counts counts;
-    write_tile<kBlocks>(q, at, v, shared, counts);
-    if (q.observed != nullptr) observe(q.observed, tile.own.expert, amax_of(v));
+    float amax = 0.0f;
+    for (int n = 0; n < each && tile.column < q.source.columns; ++n, tile.column += kTile) {
+        if (n > 0) __syncthreads();  // the tile before has been written
+        const Place at = place_of(tile, q.source.columns);
+        Numbers<T> numbers;
+        load_numbers(q.source, at, numbers);
+        write_tile<kBlocks>(q, at, numbers, shared, counts);
+        if (q.observed != nullptr) amax = fmaxf(amax, numbers.amax());
+    }
+    if (q.observed != nullptr) observe(q.observed, tile.own.expert, amax);
     if (q.counts != nullptr) add_counts(q, tile.own.expert, counts);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads) tensor_amax_any(const Source source, unsigned* amax) {
     TilePlace tile;
-    if (!find_tile(source, blockIdx.x, tile)) return;
-    const int64_t column = tile.column + static_cast<int>(threadIdx.x) % 16 * kEach;
-    const int columns = clamp_to_eight(source.columns - column);
-    float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        const int64_t row = tile.row + static_cast<int>(threadIdx.x) / 16 * kEach + i;
-        float v[kEach];
-        load_eight<T>(source, tile.own.first + row, row < tile.own.rows, column, columns, v);
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) most = fmaxf(most, fabsf(v[j]));
-    }
-    most = ptx::block_max<kTileThreads>(most);
-    if (threadIdx.x == 0) atomicMax(amax + tile.own.expert, __float_as_uint(most));
+    if (!find_tile<false>(source, blockIdx.x, tile)) return;
+    Numbers<T> numbers;
+    load_numbers(source, place_of(tile, source.columns), numbers);
+    observe(amax, tile.own.expert, numbers.amax());
 }
 
 template <class T>
@@ -52,9 +50,11 @@ void run(const Quantize& q, Blocks blocks, const Exec& exec) {
                         : blocks == Blocks::Mx      ? quantize_any<T, Blocks::Mx>
                                                     : quantize_any<T, Blocks::Weight128>;
     // A tensor scale is written even where there is no tile.
-    const int64_t blocks_needed =
-        tiles_of(q.source) + (blocks == Blocks::Tensor && tiles_of(q.source) == 0 ? 1 : 0);
-    launch("quantize", kernel, {grid_for(blocks_needed, 1), dim3(kTileThreads)}, exec, q);
+    const int each = tiles_each(q.source, exec);
+    const int64_t runs = tiles_of(q.source, each);
+    launch("quantize", kernel,
+           {grid_for(blocks == Blocks::Tensor && runs == 0 ? 1 : runs, 1), dim3(kTileThreads)}, exec, q,
+           each);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 // integer atomics, whatever whose order.
 #pragma once
 
+#include <type_traits>
+
 #include "moebius/ops/device_types.cuh"
 #include "moebius/ops/quantize/any_source.cuh"
 #include "moebius/ptx/float8.h"
@@ -17,6 +19,58 @@
 namespace moebius::ops::cuda::tiles {
 
 constexpr int kEach = 8;  // a thread's rows, and columns
+
+// A thread's numbers, as the source's type holds them: two to a register where that is bf16.
+template <class T>
+class Numbers {
+    static constexpr int kEachWord = std::is_same_v<T, float> ? 1 : 2;
+
+  public:
+    static constexpr int kWords = kEach / kEachWord;  // of a row
+
+    // Rounds to T.
+    __device__ void put(int i, const float (&row)[kEach]) {
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+            if constexpr (kEachWord == 1) {
+                words_[i][w] = __float_as_uint(row[w]);
+            } else {
+                const float pair[2] = {row[2 * w], row[2 * w + 1]};
+                words_[i][w] = ptx::pack<T, 2>(pair).word;
+            }
+        }
+    }
+    __device__ void put(int i, const Eight<T>& row) {
+        const uint32_t* words = &row.parts[0].x;
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) words_[i][w] = words[w];
+    }
+    __device__ float at(int i, int j) const {
+        const uint32_t word = words_[i][j / kEachWord];
+        if constexpr (kEachWord == 1) return __uint_as_float(word);
+        return __uint_as_float(j % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+    }
+    __device__ void row(int i, float (&v)[kEach]) const {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) v[j] = at(i, j);
+    }
+    __device__ void column(int j, float (&v)[kEach]) const {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) v[i] = at(i, j);
+    }
+    __device__ float amax() const {
+        float amax = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(at(i, j)));  // fmaxf leaves NaN out
+        }
+        return amax;
+    }
+
+  private:
+    uint32_t words_[kEach][kWords];
+};
 
 // Kinds of blocks. Weight: 128 × 128.
 enum class Blocks { Tensor, Line128, Weight128, Mx };
@@ -140,15 +194,17 @@ __device__ inline void store_mx_row_code(const Quantize& q, const Place& at, int
     }
 }
 
-template <Blocks kBlocks>
-__device__ void write_rows(const Quantize& q, const Place& at, const float (&v)[kEach][kEach], float scale,
+template <Blocks kBlocks, class T>
+__device__ void write_rows(const Quantize& q, const Place& at, const Numbers<T>& numbers, float scale,
                            Counts& counts) {
     const int64_t first = at.tile.own.first + at.row;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
+        float v[kEach];
+        numbers.row(i, v);
         float factor = scale;
         if constexpr (kBlocks == Blocks::Line128) {
-            const Scale own = scale_of(q, amax_along<16>(v[i]));
+            const Scale own = scale_of(q, amax_along<16>(v));
             factor = own.scale;
             if (at.across == 0 && i < at.rows) {
                 static_cast<float*>(
@@ -156,15 +212,15 @@ __device__ void write_rows(const Quantize& q, const Place& at, const float (&v)[
             }
         } else if constexpr (kBlocks == Blocks::Mx) {
             const uint32_t code =
-                ptx::e8m0_roundup(__float_as_uint(__fmul_rn(amax_along<4>(v[i]), q.reciprocal)));
+                ptx::e8m0_roundup(__float_as_uint(__fmul_rn(amax_along<4>(v), q.reciprocal)));
             factor = ptx::e8m0_reciprocal(code);
             if (at.across % 4 == 0) store_mx_row_code(q, at, i, code);
         }
         float scaled[kEach];
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[i][j], factor);
+        for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[j], factor);
         const uint2 codes = encode(q, scaled);
-        if (q.counts != nullptr) counts.add(q, v[i], scaled, codes);
+        if (q.counts != nullptr) counts.add(q, v, scaled, codes);
         if (i < at.rows)
             store_codes(q.row.data + (first + i) * q.row.stride + at.column, codes, at.columns,
                         q.row.aligned);
@@ -194,14 +250,14 @@ __device__ inline void store_mx_column_code(const Quantize& q, const Place& at, 
 }
 
 // Fills shared.column_scale: what a thread's column is multiplied by.
-template <Blocks kBlocks>
-__device__ void find_column_scales(const Quantize& q, const Place& at, const float (&v)[kEach][kEach],
+template <Blocks kBlocks, class T>
+__device__ void find_column_scales(const Quantize& q, const Place& at, const Numbers<T>& numbers,
                                    Shared& shared) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
         float amax = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) amax = fmaxf(amax, fabsf(v[i][j]));
+        for (int i = 0; i < kEach; ++i) amax = fmaxf(amax, fabsf(numbers.at(i, j)));
         amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 16));
         if (at.group % 2 == 0) shared.column_amax[at.group / 2][at.across * kEach + j] = amax;
     }
@@ -253,11 +309,11 @@ __device__ inline void store_transposed(const Quantize& q, const Place& at, cons
     }
 }
 
-template <Blocks kBlocks>
-__device__ void write_columns(const Quantize& q, const Place& at, const float (&v)[kEach][kEach], float scale,
+template <Blocks kBlocks, class T>
+__device__ void write_columns(const Quantize& q, const Place& at, const Numbers<T>& numbers, float scale,
                               Shared& shared, Counts& counts) {
     constexpr bool kFound = kBlocks == Blocks::Line128 || kBlocks == Blocks::Mx;
-    if constexpr (kFound) find_column_scales<kBlocks>(q, at, v, shared);
+    if constexpr (kFound) find_column_scales<kBlocks>(q, at, numbers, shared);
     float factor[kEach];
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
@@ -269,11 +325,12 @@ __device__ void write_columns(const Quantize& q, const Place& at, const float (&
         const int64_t first = at.tile.own.first + at.row;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            float scaled[kEach];
+            float v[kEach], scaled[kEach];
+            numbers.row(i, v);
 #pragma unroll
-            for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[i][j], factor[j]);
+            for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[j], factor[j]);
             const uint2 codes = encode(q, scaled);
-            if (counting) counts.add(q, v[i], scaled, codes);
+            if (counting) counts.add(q, v, scaled, codes);
             if (i < at.rows)
                 store_codes(q.column.data + (first + i) * q.column.stride + at.column, codes, at.columns,
                             q.column.aligned);
@@ -282,11 +339,9 @@ __device__ void write_columns(const Quantize& q, const Place& at, const float (&
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
             float down[kEach], scaled[kEach];
+            numbers.column(j, down);
 #pragma unroll
-            for (int i = 0; i < kEach; ++i) {
-                down[i] = v[i][j];
-                scaled[i] = __fmul_rn(down[i], factor[j]);
-            }
+            for (int i = 0; i < kEach; ++i) scaled[i] = __fmul_rn(down[i], factor[j]);
             const uint2 codes = encode(q, scaled);
             if (counting) counts.add(q, down, scaled, codes);
             shared.codes[at.across * kEach + j][at.group ^ at.across] = codes;
@@ -299,18 +354,12 @@ __device__ void write_columns(const Quantize& q, const Place& at, const float (&
 // ---- The kernel ------------------------------------------------------------------------------------------
 
 // The tile's one scale, of Tensor and Weight128; 1 / scale stored.
-template <Blocks kBlocks>
-__device__ float tile_scale(const Quantize& q, const Place& at, const float (&v)[kEach][kEach]) {
+template <Blocks kBlocks, class T>
+__device__ float tile_scale(const Quantize& q, const Place& at, const Numbers<T>& numbers) {
     if constexpr (kBlocks == Blocks::Tensor) {
         return scale_of_expert(q, at.tile.own.expert).scale;
     } else if constexpr (kBlocks == Blocks::Weight128) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(v[i][j]));
-        }
-        const Scale own = scale_of(q, ptx::block_max<kTileThreads>(amax));
+        const Scale own = scale_of(q, ptx::block_max<kTileThreads>(numbers.amax()));
         if (threadIdx.x == 0) {
             const int64_t down = (q.source.rows + 127) / 128, across = (q.source.columns + 127) / 128;
             const int64_t origin = at.tile.own.expert * down * across, i = at.tile.row / 128,
@@ -350,24 +399,25 @@ __device__ inline Place place_of(const TilePlace& tile, int64_t columns) {
     return at;
 }
 
-// By the whole block; `v` holds zeros where nothing is. `shared` is free again after a barrier.
-template <Blocks kBlocks>
-__device__ void write_tile(const Quantize& q, const Place& at, const float (&v)[kEach][kEach], Shared& shared,
-                           Counts& counts) {
-    const float scale = tile_scale<kBlocks>(q, at, v);
-    if (q.row.data != nullptr) write_rows<kBlocks>(q, at, v, scale, counts);
-    if (q.column.data != nullptr) write_columns<kBlocks>(q, at, v, scale, shared, counts);
+template <class T>
+__device__ void load_numbers(const Source& source, const Place& at, Numbers<T>& numbers) {
+    Eight<T> rows[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+        load_eight(source, at.tile.own.first + at.row + i, i < at.rows, at.column, at.columns, rows[i]);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) numbers.put(i, rows[i]);
 }
 
-__device__ inline float amax_of(const float (&v)[kEach][kEach]) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(v[i][j]));
-    }
-    return amax;
+// By the whole block; `numbers` are zeros where nothing is. `shared` is free again after a barrier.
+template <Blocks kBlocks, class T>
+__device__ void write_tile(const Quantize& q, const Place& at, const Numbers<T>& numbers, Shared& shared,
+                           Counts& counts) {
+    const float scale = tile_scale<kBlocks>(q, at, numbers);
+    if (q.row.data != nullptr) write_rows<kBlocks>(q, at, numbers, scale, counts);
+    if (q.column.data != nullptr) write_columns<kBlocks>(q, at, numbers, scale, shared, counts);
 }
+
 // By the whole block. Magnitudes are ordered as their bits are.
 __device__ inline void observe(unsigned* observed, int64_t expert, float amax) {
     amax = ptx::block_max<kTileThreads>(amax);
