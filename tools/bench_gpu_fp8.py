@@ -2,7 +2,10 @@
 
 from bench_gpu_bytes import Bytes
 from bench_gpu_common import Failed, clocks_of, limit_of, note, rounded, side
-from bench_gpu_gemm import Products
+from bench_gpu_gemm import MLPS, Products
+
+# What a case's kind of scales is called as a recipe.
+RECIPES = {"block128": "float8_block", "tensor": "float8_current"}
 
 
 # Products whose MXFP8 rows stand beside our own bf16 ones: the part of the cases' names that holds splits and sizes.
@@ -29,7 +32,7 @@ class Float8:
         if not self.products.find_warm():
             return
         found = {}
-        for part in ("grouped_gemm_quantized/", "quantize/"):
+        for part in ("grouped_gemm_quantized/", "quantize/", "grouped_mlp_quantized"):
             try:
                 found.update(self.products.our_products(part))
             except Failed as error:
@@ -45,10 +48,13 @@ class Float8:
             copy = None
         for name, (line, at) in sorted(found.items()):
             runs = line.get("samples") or [line["median_seconds"]]
-            if name.startswith("quantize/"):
+            if name.startswith("grouped_mlp_quantized"):
+                continue
+            if "quantize/" in name:
                 moving.add(name.replace("/", "."), line["bytes"], runs, line["variant"], copy, at)
             else:
                 self.product(name, line, runs, at, theirs, wide)
+        self.mlps(found)
         self.bench.write("fp8")
 
     def wide(self):
@@ -62,6 +68,16 @@ class Float8:
                 except (Failed, KeyError) as error:
                     self.bench.fail(f"ours, {name}", error)
         return result
+
+    def mlps(self, found):
+        """The experts' MLP with all quantization of x, dy and weights inside; and with the weights' codes kept."""
+        for case, sizes in MLPS.items():
+            for scale, recipe in RECIPES.items():
+                for kept in ("", ".weights_kept"):
+                    name = f"{scale}.f8e4m3.{sizes}{kept}"
+                    pair = [found.get(f"grouped_mlp_quantized{way}/{name}") for way in ("", "_backward")]
+                    if None not in pair:
+                        self.bench.cases["fp8"].append(self.products.mlp_case(case, recipe + kept, sizes, pair))
 
     def product(self, name, line, runs, at, theirs, wide):
         rates = side([line["flops"] / s / 1e12 for s in runs], variant=line["variant"])

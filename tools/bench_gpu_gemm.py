@@ -75,7 +75,7 @@ class Products:
         if not self.find_warm():
             return
         ours, mlps = {}, {}
-        for part, found in (("grouped_gemm/", ours), ("grouped_mlp", mlps)):
+        for part, found in (("grouped_gemm/", ours), ("grouped_mlp/", mlps), ("grouped_mlp_backward/", mlps)):
             try:
                 found.update(self.our_products(part))
             except Failed as error:
@@ -159,17 +159,20 @@ class Products:
     def mlp_cases(self, found):
         for case, sizes in MLPS.items():
             pair = [found.get(f"grouped_mlp{way}/{sizes}") for way in ("", "_backward")]
-            if None in pair:
-                continue
-            runs = [line.get("samples") or [line["median_seconds"]] for line, _ in pair]
-            ways = {name: side(s, 1e3, variant=p[0]["variant"]) for name, s, p in zip(("forward", "backward"), runs, pair)}
-            both = side([f + b for f, b in zip(*runs)], 1e3, variant=" + ".join(p[0]["variant"] for p in pair))
-            flops = [line["flops"] for line, _ in pair]
-            more = {**ways, "tflops": rounded(sum(flops) / both["median"] / 1e9), "flops": sum(flops)}
-            for way, count in zip(ways, flops):
-                more[way]["tflops"] = rounded(count / more[way]["median"] / 1e9)
-            experts, rows = (8, 32768) if case == "8x7b" else (64, 131072)
-            hidden, intermediate = (int(word) for word in sizes.rsplit(".", 1)[1].split("x"))
-            more["shapes"] = {"experts": experts, "rows": rows, "hidden": hidden, "intermediate": intermediate}
-            more["routing"] = "balanced"
-            self.bench.cases["gemm"].append(self.bench.case(f"mlp.{case}.bf16", "ms", "lower", both, pair[1][1], **more))
+            if None not in pair:
+                self.bench.cases["gemm"].append(self.mlp_case(case, "bf16", sizes, pair))
+
+    def mlp_case(self, case, recipe, sizes, pair, **more):
+        """Forward, backward and their sum, from the two lines of moebius_kernel_bench."""
+        runs = [line.get("samples") or [line["median_seconds"]] for line, _ in pair]
+        ways = {name: side(s, 1e3, variant=p[0]["variant"]) for name, s, p in zip(("forward", "backward"), runs, pair)}
+        both = side([f + b for f, b in zip(*runs)], 1e3, variant=" + ".join(p[0]["variant"] for p in pair))
+        flops = [line["flops"] for line, _ in pair]
+        more = {**ways, "tflops": rounded(sum(flops) / both["median"] / 1e9), "flops": sum(flops), **more}
+        for way, count in zip(ways, flops):
+            more[way]["tflops"] = rounded(count / more[way]["median"] / 1e9)
+        experts, rows = (8, 32768) if case == "8x7b" else (64, 131072)
+        hidden, intermediate = (int(word) for word in sizes.split(".")[-1].split("x"))
+        more["shapes"] = {"experts": experts, "rows": rows, "hidden": hidden, "intermediate": intermediate}
+        more["routing"] = "balanced"
+        return self.bench.case(f"mlp.{case}.{recipe}", "ms", "lower", both, pair[1][1], **more)

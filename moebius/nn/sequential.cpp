@@ -58,8 +58,9 @@ void Sequential::plan(const Run& run) {
             const auto window = rest.first(pattern.window.size());
             const std::string reason =
                 run.fusion == FusionMode::Off ? "fusion = off" : pattern.why_not(window, run);
-            report_.push_back({window_name(window), pattern.name, reason.empty(), reason});
+            report_.push_back({window_name(window), pattern.name, reason.empty(), reason, {}});
             if (!reason.empty()) continue;
+            if (pattern.note) report_.back().note = pattern.note(window, run);
             fused_.push_back(pattern.make(window));
             step = fused_.back().get();
             taken = window.size();

@@ -13,6 +13,8 @@ struct FusionPattern {
     // "" if the ops can be fused, else the first reason why not, with values.
     std::string (*why_not)(std::span<Fusible* const> ops, const Run& run);
     std::unique_ptr<Fusible> (*make)(std::span<Fusible* const> ops);
+    // What the fused op leaves to a pass of its own, and why; "" for nothing.
+    std::string (*note)(std::span<Fusible* const> ops, const Run& run) = nullptr;
 };
 
 std::span<const FusionPattern> fusion_patterns();
@@ -22,6 +24,7 @@ struct FusionReportRow {
     std::string pattern;  // name of the pattern
     bool fused = false;
     std::string reason;  // why not, where it is not
+    std::string note;    // of a fused one: what is left to a pass of its own
 };
 
 // ffn(x, split_sizes, probs, split_sizes) for GroupedLinear → ScaledSwiGLU → GroupedLinear: extra inputs in

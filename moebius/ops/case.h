@@ -113,6 +113,7 @@ struct Case {
     std::function<Cost(const Views&)> cost;  // for the benchmark
     bool bench = false;                      // timed by the benchmark; too large for the tests
     bool large = false;                      // with bench: of a GPU's size, left out on the CPU
+    bool one_result = false;                 // all variants on a GPU must give the same bits
 };
 
 // Both runs from one generic lambda: set_reference(c, [=](auto& h) { … }), element type: `auto x =

@@ -9,9 +9,11 @@
 #include "moebius/ops/embedding/embedding.h"
 #include "moebius/ops/gemm/gemm.h"
 #include "moebius/ops/global_norm/global_norm.h"
+#include "moebius/ops/glu_quantize/glu_quantize.h"
 #include "moebius/ops/grouped_gemm/grouped_gemm.h"
 #include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 #include "moebius/ops/grouped_mlp/grouped_mlp.h"
+#include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
 #include "moebius/ops/permute/permute.h"
 #include "moebius/ops/quantize/quantize.h"
 #include "moebius/ops/rms_norm/rms_norm.h"
@@ -44,6 +46,8 @@ std::vector<OpInfo> registry() {
         {"grouped_gemm_quantized", grouped_gemm_quantized_variants()},
         {"grouped_mlp", grouped_mlp_variants()},
         {"grouped_mlp_backward", grouped_mlp_backward_variants()},
+        {"grouped_mlp_quantized", grouped_mlp_quantized_variants()},
+        {"grouped_mlp_quantized_backward", grouped_mlp_quantized_backward_variants()},
         {"jitter", jitter_variants()},
         {"permutation", permutation_variants()},
         {"permute_scalars", permute_scalars_variants()},
@@ -55,6 +59,8 @@ std::vector<OpInfo> registry() {
         {"router_backward", router_backward_variants()},
         {"scaled_glu", scaled_glu_variants()},
         {"scaled_glu_backward", scaled_glu_backward_variants()},
+        {"scaled_glu_backward_quantize", scaled_glu_backward_quantize_variants()},
+        {"scaled_glu_quantize", scaled_glu_quantize_variants()},
         {"selection_bias", selection_bias_variants()},
         {"sum_into", sum_into_variants()},
         {"sum_of_squares", sum_of_squares_variants()},

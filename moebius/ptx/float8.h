@@ -97,4 +97,18 @@ __host__ __device__ inline uint32_t power_of_two_below(uint32_t amax, bool e5m2)
 }
 constexpr uint32_t kLeastExponentOfAmax = 16;  // field, of 2^−111
 
+// A block's scale that is a power of two, and its inverse, of whatever amax in bf16's range of exponents: 1
+// where it is zero, infinite or NaN; the largest power of two where the quotient is beyond it.
+struct BlockScale {
+    float scale, inverse;
+};
+__device__ inline BlockScale power_of_two_scale(float amax, bool e5m2) {
+    const uint32_t bits = __float_as_uint(amax), exponent = bits >> 23;
+    if (bits == 0 || exponent >= 255) return {1.0f, 1.0f};
+    uint32_t field = exponent == 0 ? 254u : power_of_two_below(bits, e5m2);
+    if (field > 254u) field = 254u;
+    return {__uint_as_float(field << 23),
+            __uint_as_float(field == 254u ? 0x00400000u : (254u - field) << 23)};
+}
+
 }  // namespace moebius::ptx

@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_matrices(uint32_t row_address, uint32_t& a,
                  : "r"(row_address)
                  : "memory");
 }
-// The transposed matrices: rows 2·(l % 4) and the next, column l / 4.
+// Each transposed: lane l holds rows 2·(l % 4) and the next of column l / 4.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t row_address, uint32_t& a, uint32_t& b,
                                                          uint32_t& c, uint32_t& d) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -60,6 +60,11 @@ __device__ __forceinline__ uint32_t load_shared_bytes(uint32_t address) {
     return value;
 }
 
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+    uint32_t value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
@@ -82,6 +87,12 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+// Of each half the larger; a NaN only where both are one.
+__device__ __forceinline__ uint32_t max_bf16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
     return pair;
 }
 __device__ __forceinline__ float low_bf16(uint32_t pair) {

@@ -12,16 +12,6 @@
 
 namespace moebius::ptx {
 
-// Four matrices as load_matrices reads them, each transposed: register i of lane l holds of matrix i column
-// l / 4, rows 2·(l % 4) and the next.
-__device__ inline void load_matrices_transposed(uint32_t row_address, uint32_t& a, uint32_t& b, uint32_t& c,
-                                                uint32_t& d) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-                 : "r"(row_address)
-                 : "memory");
-}
-
 // c += a · b
 __device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(

@@ -84,6 +84,7 @@ Counts OpTest::run_cases() {
         // Cases of a group come in order of size, mostly.
         if (options_.small && ++of_group[std::string(name(c.dtype)) + c.group] > 3) continue;
         PreparedCase prepared(c, &threads_);
+        results_.clear();
         for (const VariantInfo& variant : op_.variants) {
             if (variant.kind != DeviceKind::Cuda || !variant.in_build) continue;
             if (!options_.variant.empty() && variant.name != options_.variant) continue;
@@ -230,6 +231,8 @@ void OpTest::run_one(const Case& c, PreparedCase& prepared, const std::string& v
 std::string OpTest::wrong_of(const Case& c, PreparedCase& prepared, const Exec& exec, const Way& way) {
     const CheckResult first = prepared.check(c.run, exec, {.bare = options_.bare});
     if (!first.passed) return first.message;
+    if (c.one_result && way.forced && results_.insert(first.bits).second && results_.size() > 1)
+        return "gives other bits than the variants before it";
     if (const std::string scratch = guarded_.damaged(); !scratch.empty()) {
         return "something was written around the scratch '" + scratch + "'";
     }

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,7 @@ class OpTest {
     ThreadPool threads_;
     Exec exec_;
     Counts counts_;
+    std::set<uint64_t> results_;  // bits that the variants gave in the case that runs
 };
 
 }  // namespace moebius::gpu_tests

@@ -1,6 +1,5 @@
 #include "moebius/nn/low_precision.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +8,6 @@
 #include "moebius/base/philox.h"
 #include "moebius/comm/communicator.h"
 #include "moebius/nn/grouped_linear.h"
-#include "moebius/nn/sequential.h"
 
 namespace moebius::nn {
 namespace {
@@ -174,22 +172,6 @@ TEST(LowPrecision, WhatIsNotThereIsRefused) {
     const Autocast scope(layer.run, true, make_recipe("MXFP8BlockScaling", "", {}));
     const Tensor extra[] = {layer.sizes};
     EXPECT_THROW(biased.forward({layer.x}, extra, layer.run), Error);
-}
-
-TEST(LowPrecision, ChainsAreNotFusedAndSayWhy) {
-    Layer layer(false);
-    ParameterSet parameters;
-    const auto chain = grouped_mlp(parameters, "mlp", {.experts = 3, .hidden = kIn, .intermediate = 64});
-    parameters.place({}, layer.run.exec);
-    parameters.fill(1, layer.run.exec);
-    const Tensor probs = Tensor::zeros("probs", {kRows}, DType::F32, layer.run.exec);
-    const Tensor extra[] = {layer.sizes, probs, layer.sizes};
-    chain->forward({layer.x}, extra, layer.run);
-    EXPECT_TRUE(chain->fusion_report()[0].fused);
-    const Autocast scope(layer.run, true, make_recipe("Float8BlockScaling", "", {}));
-    chain->forward({layer.x}, extra, layer.run);
-    EXPECT_FALSE(chain->fusion_report()[0].fused);
-    EXPECT_THAT(chain->fusion_report()[0].reason, testing::HasSubstr("Float8BlockScaling"));
 }
 
 }  // namespace

@@ -5,13 +5,47 @@
 #include "moebius/nn/grouped_linear.h"
 #include "moebius/nn/scaled_glu.h"
 #include "moebius/ops/grouped_mlp/grouped_mlp.h"
+#include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
 
 namespace moebius::nn {
 namespace {
 
+using precision::Recipe;
+using precision::Role;
+using precision::Use;
+
 struct FusedContext : Context {
     Tensor x, c, scales, split_sizes;
-    int64_t bytes() const override { return x.view().bytes() + c.view().bytes(); }
+    std::shared_ptr<const Recipe> recipe;  // with it low_x and activation, column-wise, in the place of x
+    Quantized low_x, activation;
+    int64_t bytes() const override {
+        return (recipe ? low_x.bytes() + activation.bytes() : x.view().bytes()) + c.view().bytes();
+    }
+};
+
+// Experts' rows (M, columns) that the op quantizes itself, by the rule of the tensor whose place they take.
+struct Made {
+    Quantized codes;
+    ops::QuantizeTarget target;
+
+    Made(const char* name, Role role, const LowPrecisionLinear& linear, const Recipe& recipe,
+         const MatrixShape& matrix, bool column, const Run& run) {
+        const precision::TensorRule& rule = recipe.tensor(role);
+        codes = Quantized::empty(name,
+                                 {.element = rule.element,
+                                  .scale = recipe.scale,
+                                  .power_of_two = rule.power_of_two,
+                                  .column = column,
+                                  .matrix = matrix},
+                                 run.exec);
+        const TensorState state = linear.tensor(role, recipe, run);
+        target = {.row = codes.row(),
+                  .column = codes.column(),
+                  .rule = {.amax_epsilon = rule.amax_epsilon,
+                           .scale = state.scale,
+                           .observed_amax = state.observed_amax,
+                           .counts = state.counts}};
+    }
 };
 
 class FusedGroupedMlp : public Fusible {
@@ -24,6 +58,8 @@ class FusedGroupedMlp : public Fusible {
     int extra_inputs() const override { return 3; }  // split_sizes, scales, split_sizes
 
     Forward forward(Activation x, std::span<const Tensor> extra, Run& run) override {
+        if (run.recipe) return forward_quantized(x, extra, run);
+        MOEBIUS_CHECK(!x.source, "rows nobody gathered, without a recipe");
         const int64_t rows = x.high.shape()[0];
         Tensor y = Tensor::empty("grouped_mlp.y", {rows, down_.options().out_features}, run.dtype, run.exec);
         Tensor c;
@@ -50,6 +86,7 @@ class FusedGroupedMlp : public Fusible {
 
     FusibleBackward backward(ContextPtr opaque, Activation dy, Run& run) override {
         const auto context = take<FusedContext>(std::move(opaque));
+        if (context->recipe) return backward_quantized(*context, dy, run);
         Tensor dx = Tensor::empty("grouped_mlp.dx", context->x.shape(), run.dtype, run.exec);
         Tensor dscales = Tensor::empty("grouped_mlp.dscales", {dx.shape()[0]}, DType::F32, run.exec);
         ops::grouped_mlp_backward({.options = glu_.options(),
@@ -71,15 +108,90 @@ class FusedGroupedMlp : public Fusible {
     }
 
   private:
+    int64_t intermediate() const { return down_.options().in_features; }
+    int64_t experts() const { return down_.options().num_groups; }
+
+    Forward forward_quantized(const Activation& x, std::span<const Tensor> extra, Run& run) {
+        const Recipe& recipe = *run.recipe;
+        const Exec& exec = run.exec;
+        const int64_t rows = x.rows();
+        Tensor y = Tensor::empty("grouped_mlp.y", {rows, down_.options().out_features}, run.dtype, exec);
+        auto context = std::make_unique<FusedContext>();
+        context->c = Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, exec);
+        LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
+        context->low_x = low_gate_up.input(x, extra[0], recipe, {.row = true, .column = run.pass.save}, run);
+        const Quantized gate_up = low_gate_up.weight(Direction::Row, recipe, run),
+                        down = low_down.weight(Direction::Row, recipe, run);
+        Made activation("activation", Role::Input, low_down, recipe, {rows, intermediate(), experts()},
+                        run.pass.save, run);
+        ops::grouped_mlp_quantized({.options = glu_.options(),
+                                    .x = context->low_x.row(),
+                                    .gate_up = gate_up.row(),
+                                    .down = down.row(),
+                                    .scales = extra[1],
+                                    .split_sizes = extra[0],
+                                    .activation = activation.target,
+                                    .c = context->c,
+                                    .y = y,
+                                    .fast_accumulation = recipe.fast(Use::Forward)},
+                                   exec);
+        if (!run.pass.save) return {{y}, nullptr};
+        context->recipe = run.recipe;
+        context->low_x.drop(Direction::Row);
+        context->activation = std::move(activation.codes);
+        context->activation.drop(Direction::Row);
+        context->scales = extra[1];
+        context->split_sizes = extra[0];
+        return {{y}, std::move(context)};
+    }
+
+    FusibleBackward backward_quantized(FusedContext& context, const Activation& dy, Run& run) {
+        const Recipe& recipe = *context.recipe;
+        const Exec& exec = run.exec;
+        const int64_t rows = dy.rows();
+        Tensor dx = Tensor::empty("grouped_mlp.dx", {rows, gate_up_.options().in_features}, run.dtype, exec);
+        Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, exec);
+        LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
+        const Quantized low_dy =
+            low_down.grad_output(dy, context.split_sizes, recipe, {.row = true, .column = true}, run);
+        const Quantized gate_up = low_gate_up.weight(Direction::Column, recipe, run),
+                        down = low_down.weight(Direction::Column, recipe, run);
+        const Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()},
+                      true, run);
+        ops::grouped_mlp_quantized_backward({.options = glu_.options(),
+                                             .x = context.low_x.column(),
+                                             .activation = context.activation.column(),
+                                             .gate_up = gate_up.column(),
+                                             .down = down.column(),
+                                             .dy = low_dy.row(),
+                                             .dy_column = low_dy.column(),
+                                             .c = context.c,
+                                             .scales = context.scales,
+                                             .split_sizes = context.split_sizes,
+                                             .dc = dc.target,
+                                             .dx = dx,
+                                             .dgate_up = gate_up_.weight()->main_grad,
+                                             .ddown = down_.weight()->main_grad,
+                                             .dscales = dscales,
+                                             .beta_gate_up = gate_up_.weight()->take_fresh(),
+                                             .beta_down = down_.weight()->take_fresh(),
+                                             .fast_dgrad = recipe.fast(Use::Dgrad),
+                                             .fast_wgrad = recipe.fast(Use::Wgrad)},
+                                            exec);
+        return {{dx}, {Tensor(), dscales, Tensor()}};
+    }
+
     GroupedLinear& gate_up_;
     ScaledGlu& glu_;
     GroupedLinear& down_;
 };
 
 std::string why_not(std::span<Fusible* const> window, const Run& run) {
-    if (run.recipe) return fmt::format("its kernels take no {}", run.recipe->name);
-    const auto& gate_up = static_cast<const GroupedLinear&>(*window[0]);
-    const auto& down = static_cast<const GroupedLinear&>(*window[2]);
+    auto& gate_up = static_cast<GroupedLinear&>(*window[0]);
+    auto& down = static_cast<GroupedLinear&>(*window[2]);
+    const bool delayed = run.recipe && run.recipe->source == precision::ScaleSource::Delayed;
+    if (delayed && !gate_up.low_precision().tensor(Role::Input, *run.recipe, run).scale)
+        return fmt::format("{}: these layers keep no scales", run.recipe->name);
     for (const GroupedLinear* linear : {&gate_up, &down}) {
         if (linear->options().bias) return fmt::format("{} has a bias", linear->name());
         if (linear->options().delay_wgrad_compute)
@@ -95,6 +207,15 @@ std::string why_not(std::span<Fusible* const> window, const Run& run) {
     return {};
 }
 
+// A scale that comes from the amax of the whole tensor is known after the last tile.
+std::string note(std::span<Fusible* const>, const Run& run) {
+    if (!run.recipe || run.recipe->source != precision::ScaleSource::Current) return {};
+    return fmt::format(
+        "{}: the scales of the activation and of the gradient of the pre-activation are known after the last "
+        "tile, so one more pass over the pre-activation quantizes both ways",
+        run.recipe->name);
+}
+
 std::unique_ptr<Fusible> make(std::span<Fusible* const> window) {
     return std::make_unique<FusedGroupedMlp>(static_cast<GroupedLinear&>(*window[0]),
                                              static_cast<ScaledGlu&>(*window[1]),
@@ -104,8 +225,11 @@ std::unique_ptr<Fusible> make(std::span<Fusible* const> window) {
 }  // namespace
 
 FusionPattern grouped_mlp_fusion() {
-    return {
-        "FusedGroupedMLP", {OpKind::GroupedLinear, OpKind::ScaledGlu, OpKind::GroupedLinear}, why_not, make};
+    return {"FusedGroupedMLP",
+            {OpKind::GroupedLinear, OpKind::ScaledGlu, OpKind::GroupedLinear},
+            why_not,
+            make,
+            note};
 }
 
 }  // namespace moebius::nn

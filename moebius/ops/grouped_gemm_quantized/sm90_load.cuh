@@ -14,6 +14,7 @@ namespace moebius::ops::sm90::quantized {
 inline constexpr int kTileRows = 128, kTileColumns = 256, kTileDepth = 128, kStages = 3;
 inline constexpr int kGroupRows = 64, kHalfColumns = 128;  // of a warpgroup
 inline constexpr int kGroups = 2;
+inline constexpr int kFinishers = 3;  // warps beside the loader that finish tiles, where an epilogue wants it
 inline constexpr int kThreads = (1 + kGroups) * 128;
 inline constexpr int kLead = 1;  // stages, where groups take no turns
 static_assert(kLead >= 1 && kLead < kStages);
@@ -30,11 +31,15 @@ inline constexpr uint32_t kBoxBytes = 64 * 128;  // of the staging: 64 rows
 inline constexpr int kBoxes = 4;
 inline constexpr uint32_t kStagingBytes = kBoxes * kBoxBytes;  // a warpgroup's, for what it stores
 
-// Shared memory: stages, each A and B; staging of the warpgroups; the stages' scales; barriers; row_ends.
+// Shared memory: stages, each A and B; staging of the warpgroups; the stages' scales; barriers; what
+// finishing warps tell each other; row_ends.
 inline constexpr uint32_t kStagingAt = kStages * kStageBytes;
 inline constexpr uint32_t kScalesAt = kStagingAt + kGroups * kStagingBytes;
 inline constexpr uint32_t kBarriersAt = kScalesAt + kStages * kScaleBytes;
-inline constexpr uint32_t kRowEndsAt = kBarriersAt + (2 * kStages + kGroups) * 8;
+inline constexpr uint32_t kFinishingAt = kBarriersAt + (2 * kStages + 3 * kGroups) * 8;
+inline constexpr uint32_t kFinishingBytes = 2 * kFinishers * 256;
+static_assert(kFinishingAt % 16 == 0);
+inline constexpr uint32_t kRowEndsAt = kFinishingAt + kFinishingBytes;
 constexpr uint32_t shared_bytes(int64_t experts) {
     return kRowEndsAt + static_cast<uint32_t>(experts) * 4;
 }
@@ -58,10 +63,11 @@ struct ProductArgs {
     int capacity;  // rows of all experts at most; Wgrad: padded rows
     int depth;     // of Forward and Dgrad
     int columns;
+    int second;  // kPairedB: the row of W[e] at which the tile's second half begins, for the first tile
 };
 
 template <Scaling kScalingValue, bool kReduceRowsValue, bool kPromoteValue, ptx::Codes kAValue,
-          ptx::Codes kBValue>
+          ptx::Codes kBValue, bool kPairedBValue = false>
 struct ProductTraits {
     static constexpr Scaling kScaling = kScalingValue;
     static constexpr bool kReduceRows = kReduceRowsValue;  // depth = the expert's rows
@@ -72,6 +78,10 @@ struct ProductTraits {
     static constexpr uint32_t kLoadBytes =
         kStageBytes + (kScalesA ? kScaleABytes : 0) + (kScalesB ? kScaleBBytes : 0);
     static constexpr bool kTurns = kScaling == Scaling::RowBlocks;  // see Turns
+    // B's tile is 128 rows of the weight and 128 more `second` rows below: gates and ups of the same columns.
+    static constexpr bool kPairedB = kPairedBValue;
+    static constexpr int kColumns = kPairedB ? kHalfColumns : kTileColumns;  // of the output in a tile
+    static_assert(!(kPairedB && kReduceRows));
     static_assert(kPromote || kScaling == Scaling::Tensor);
     static_assert((kScaling == Scaling::ColumnBlocks) <= kReduceRows);
     static_assert((kScaling == Scaling::RowBlocks) <= !kReduceRows);
@@ -130,6 +140,10 @@ struct Shared {
     __device__ __forceinline__ uint32_t turn(int group) const {
         return full(2 * kStages) + static_cast<uint32_t>(group) * 8;
     }
+    // Of a warpgroup's staging, where other warps finish tiles. staged: the sums are there. taken: they have
+    // been read.
+    __device__ __forceinline__ uint32_t staged(int group) const { return turn(group) + kGroups * 8; }
+    __device__ __forceinline__ uint32_t taken(int group) const { return turn(group) + 2 * kGroups * 8; }
 };
 
 template <class T>
@@ -172,7 +186,7 @@ __device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared
     RingPosition ring;
     for (TileUnit unit; walk.next(unit);) {
         const int row = unit.row_unit * kTileRows + (T::kReduceRows ? 0 : unit.row_begin);
-        const int column = unit.column_unit * kTileColumns, stages = stages_of<T>(args, unit);
+        const int column = unit.column_unit * T::kColumns, stages = stages_of<T>(args, unit);
         const int begin = T::kReduceRows ? unit.row_begin : 0;
 #pragma unroll 1
         for (int i = 0; i < stages; ++i, ring.advance()) {
@@ -181,7 +195,14 @@ __device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared
             ptx::barrier_arrive_expect(full, T::kLoadBytes);
             const int at = begin + i * kTileDepth;
             ptx::tma_load(shared.a(stage), &args.a, full, at, row, 0);
-            ptx::tma_load(shared.b(stage), &args.b, full, at, column, T::kReduceRows ? 0 : unit.expert);
+            if constexpr (T::kPairedB) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    ptx::tma_load(shared.b(stage) + half * kBBytes / 2, &args.b, full, at,
+                                  column + half * args.second, unit.expert);
+            } else {
+                ptx::tma_load(shared.b(stage), &args.b, full, at, column, T::kReduceRows ? 0 : unit.expert);
+            }
             if constexpr (T::kScalesA)
                 ptx::tma_load(shared.scale_a(stage), &args.scale_a, full, row & ~3, at / kTileDepth, 0);
             if constexpr (T::kScalesB)

@@ -18,12 +18,39 @@
 //
 // Rows of a tile past the expert's end belong to the next expert (or nobody): they are multiplied and not
 // stored.
+//
+// An epilogue whose work is more than a store would keep the tensor cores waiting: its warpgroups leave the
+// rounded sums in shared memory, and three warps beside the loader finish the tile during the next one.
 #pragma once
 
 #include "moebius/ops/grouped_gemm_quantized/sm90_load.cuh"
 #include "moebius/ptx/matrix.h"
 
 namespace moebius::ops::sm90::quantized {
+
+// What an epilogue may be beside run(): one that kFinishes has no run() but finish_tiles(), for warps that
+// finish all tiles of the block, and the registers of a thread of these and of the warpgroups.
+struct PlainEpilogue {
+    static constexpr bool kFinishes = false;
+    static constexpr int kLoaderRegisters = 24, kGroupRegisters = 240;
+};
+
+// A box of the staging as TMA reads it with the 128-byte swizzle: 16-byte chunk c of row r lies at 128·r +
+// 16·(c ^ r % 8).
+
+// Columns 64·block … of the sums, rounded to bf16.
+__device__ __forceinline__ void stage_rounded(uint32_t to, const float (&sums)[128], int block,
+                                              const Place& place) {
+    const uint32_t row_address = to + static_cast<uint32_t>(16 * place.warp + place.lane % 16) * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // two chunks: 16 columns
+        const uint32_t chunk = static_cast<uint32_t>((2 * i + place.lane / 16) ^ (place.lane % 8));
+        const float* d = &sums[32 * block + 8 * i];
+        ptx::store_matrices(row_address + chunk * 16, ptx::pack_bf16(d[0], d[1]), ptx::pack_bf16(d[2], d[3]),
+                            ptx::pack_bf16(d[4], d[5]), ptx::pack_bf16(d[6], d[7]));
+    }
+}
+
 namespace detail {
 
 // A warp of a warpgroup is done with a stage.
@@ -83,12 +110,13 @@ struct BlockFactors {
     const float *at, *last;
     int second;  // from the first half's to the second's
     float next[2];
-    __device__ __forceinline__ BlockFactors(const ProductArgs& args, const Place& place, int stages) {
-        const int blocks = (args.columns + kHalfColumns - 1) / kHalfColumns,
-                  block = place.column / kHalfColumns;
+    __device__ __forceinline__ BlockFactors(const ProductArgs& args, const Place& place, int stages,
+                                            bool paired) {
+        const int rows = paired ? args.columns + args.second : args.columns;  // of the weight
+        const int blocks = (rows + kHalfColumns - 1) / kHalfColumns, block = place.column / kHalfColumns;
         at = args.scales_b + (static_cast<int64_t>(place.expert) * blocks + block) * stages;
         last = at + (stages - 1);
-        second = block + 1 < blocks ? stages : 0;
+        second = paired ? args.second / kHalfColumns * stages : block + 1 < blocks ? stages : 0;
         load();
     }
     __device__ __forceinline__ void load() {
@@ -131,7 +159,7 @@ __device__ __forceinline__ void sum_promoted(float (&sums)[128], const ProductAr
     if (stages == 0) return;
     const auto blocks = [&] {
         if constexpr (T::kScaling == Scaling::RowBlocks)
-            return BlockFactors(args, place, stages);
+            return BlockFactors(args, place, stages, T::kPairedB);
         else
             return 0;
     };
@@ -227,14 +255,16 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
     place.staging = shared.staging(group);
     RingPosition ring;
     bool first_tile = true;
+    [[maybe_unused]] uint32_t tiles = 0;  // that exist
     Turns turns(shared, place);
     if (T::kTurns && group == 1) turns.pass();  // the first group begins
     for (TileUnit unit; walk.next(unit);) {
         const int stages = __shfl_sync(~0u, stages_of<T>(args, unit), 0);
         place.expert = unit.expert;
         place.row = unit.row_unit * kTileRows + group * kGroupRows + (T::kReduceRows ? 0 : unit.row_begin);
-        place.row_end = T::kReduceRows ? epilogue.rows : unit.row_end;
-        place.column = unit.column_unit * kTileColumns;
+        place.row_end = unit.row_end;
+        if constexpr (T::kReduceRows) place.row_end = epilogue.rows;
+        place.column = unit.column_unit * T::kColumns;
         place.empty = T::kReduceRows && unit.row_begin == unit.row_end;
         const bool exists = __shfl_sync(~0u, static_cast<int>(place.row < place.row_end), 0) != 0;
         // Partner: the first group, kLead stages into its first tile; the second group begins there.
@@ -269,7 +299,16 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
 #pragma unroll
             for (float& sum : sums) sum *= factor;
         }
-        Epilogue::run(epilogue, sums, place);
+        if constexpr (Epilogue::kFinishes) {
+            ptx::barrier_wait(shared.taken(group), (tiles++ & 1) ^ 1);  // partner: the finishing warps
+#pragma unroll
+            for (int box = 0; box < kBoxes; ++box)
+                stage_rounded(place.staging + static_cast<uint32_t>(box) * kBoxBytes, sums, box, place);
+            __syncwarp();
+            if (place.lane == 0) ptx::barrier_arrive(shared.staged(group));  // partner: the finishing warps
+        } else {
+            Epilogue::run(epilogue, sums, place);
+        }
     }
     if (place.thread == 0) ptx::tma_wait_read<0>();
 }
@@ -290,7 +329,11 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::barrier_init(shared.full(stage), 1);
             ptx::barrier_init(shared.free(stage), kGroups * 4);
         }
-        for (int group = 0; group < kGroups; ++group) ptx::barrier_init(shared.turn(group), 4);
+        for (int group = 0; group < kGroups; ++group) {
+            ptx::barrier_init(shared.turn(group), 4);
+            ptx::barrier_init(shared.staged(group), 4);
+            ptx::barrier_init(shared.taken(group), kFinishers);
+        }
         ptx::fence_barrier_init();
         ptx::tma_prefetch_map(&args.a);
         ptx::tma_prefetch_map(&args.b);
@@ -299,11 +342,15 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     const int group = warp / 4 - 1;
     if (group < 0) {
-        ptx::give_registers<24>();
-        if (warp == 0 && threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared);
+        ptx::give_registers<Epilogue::kLoaderRegisters>();
+        if (warp == 0) {
+            if (threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared);
+        } else if constexpr (Epilogue::kFinishes) {
+            Epilogue::finish_tiles(args, epilogue, shared, warp - 1);
+        }
         __syncwarp();
     } else {
-        ptx::take_registers<240>();
+        ptx::take_registers<Epilogue::kGroupRegisters>();
         detail::multiply_tiles<T, Epilogue>(args, epilogue, shared, group);
     }
 }

@@ -6,22 +6,6 @@
 
 namespace moebius::ops::sm90::quantized {
 
-// A box of the staging as TMA reads it with the 128-byte swizzle: 16-byte chunk c of row r lies at 128·r +
-// 16·(c ^ r % 8).
-
-// Columns 64·block … of the sums, rounded to bf16.
-__device__ __forceinline__ void stage_rounded(uint32_t to, const float (&sums)[128], int block,
-                                              const Place& place) {
-    const uint32_t row_address = to + static_cast<uint32_t>(16 * place.warp + place.lane % 16) * 128;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // two chunks: 16 columns
-        const uint32_t chunk = static_cast<uint32_t>((2 * i + place.lane / 16) ^ (place.lane % 8));
-        const float* d = &sums[32 * block + 8 * i];
-        ptx::store_matrices(row_address + chunk * 16, ptx::pack_bf16(d[0], d[1]), ptx::pack_bf16(d[2], d[3]),
-                            ptx::pack_bf16(d[4], d[5]), ptx::pack_bf16(d[6], d[7]));
-    }
-}
-
 // Columns 32·block … in fp32.
 __device__ __forceinline__ void stage_floats(uint32_t to, const float (&sums)[128], int block,
                                              const Place& place) {
@@ -63,7 +47,7 @@ struct StoreArgs {
 };
 
 // Rows of experts.
-struct StoreRows {
+struct StoreRows : PlainEpilogue {
     using Args = StoreArgs;
     __device__ static void run(const Args& args, float (&sums)[128], const Place& place) {
         if (args.floats) return run_floats(args, sums, place);
@@ -109,7 +93,7 @@ struct StoreRows {
 
 // The experts' weight gradients. TMA adds in L2, to each element once: the order of additions is that of the
 // launches.
-struct StoreWeights {
+struct StoreWeights : PlainEpilogue {
     using Args = StoreArgs;
     __device__ static void run(const Args& args, float (&sums)[128], const Place& place) {
         if (!args.floats) return run_rounded(args, sums, place);

@@ -1,414 +1,46 @@
-// Quantization on every card from sm_80. A block of 256 threads takes 128 × 128 elements inside an expert's
-// rows, in which every block of every format lies whole: one read of the source serves both directions. A
-// thread holds 8 × 8 neighbours, of rows 8·(thread / 16) … and columns 8·(thread % 16) ….
-//
-// The bits are the CPU's: products and quotients are __fmul_rn and __fdiv_rn, rounded once and not
-// contracted, and no flag here flushes subnormal numbers. Largest magnitudes of experts and counts are
-// integer atomics, whatever whose order.
-#include <type_traits>
-
-#include "moebius/ops/device_types.cuh"
-#include "moebius/ops/quantize/any_source.cuh"
+// Quantization on every card from sm_80: a block of 256 threads a tile (any_tiles.cuh), one read of the
+// source for both directions.
+#include "moebius/ops/quantize/any_tiles.cuh"
 #include "moebius/ops/quantize/cuda.h"
-#include "moebius/ptx/float8.h"
-#include "moebius/ptx/reduce.h"
 #include "moebius/runtime/launch.h"
-#include "moebius/runtime/transfer.h"
 
 namespace moebius::ops::cuda {
 namespace {
 
-constexpr int kEach = 8;  // a thread's rows, and columns
+using namespace tiles;
 
-// Kinds of blocks. Weight: 128 × 128.
-enum class Blocks { Tensor, Line128, Weight128, Mx };
-
-struct Side {
-    uint8_t* data;  // null: not asked for
-    void* scale;
-    int64_t stride;  // between lines of the data
-    bool aligned;    // lines of codes begin on 16 bytes, whole ones
-};
-
-struct Quantize {
-    Source source;
-    Side row, column;
-    ScaleLayout layout;
-    bool weight, e5m2, power_of_two;
-    float largest, reciprocal, epsilon, overflow;
-    const float *amax, *scale;   // (experts), of Tensor; one is null
-    unsigned* observed;          // (experts) bits of a float, or null
-    unsigned long long* counts;  // (experts, 2), or null
-};
-
-// What elements are multiplied by, and what is stored beside the codes.
-struct Scale {
-    float scale, inverse;
-};
-
-__device__ Scale scale_of(const Quantize& q, float amax) {
-    if (amax < q.epsilon) amax = q.epsilon;
-    const uint32_t exponent = __float_as_uint(amax) >> 23;
-    if (q.power_of_two && exponent >= ptx::kLeastExponentOfAmax && exponent < 255) {
-        const uint32_t field = ptx::power_of_two_below(__float_as_uint(amax), q.e5m2);
-        return {__uint_as_float(field << 23), __uint_as_float((254u - field) << 23)};
-    }
-    float scale = 1.0f;
-    if (amax > 0.0f && amax <= 0x1.fffffep127f) {
-        scale = __fdiv_rn(q.largest, amax);
-        if (scale > 0x1.fffffep127f) scale = q.overflow;
-        if (q.power_of_two) scale = __uint_as_float(__float_as_uint(scale) & 0xFF800000u);
-    }
-    return {scale, __fdiv_rn(1.0f, scale)};
-}
-// Of an expert's whole tensor: from its amax, or as given.
-__device__ Scale scale_of_expert(const Quantize& q, int64_t expert) {
-    if (q.scale == nullptr) return scale_of(q, q.amax[expert]);
-    return {q.scale[expert], __fdiv_rn(1.0f, q.scale[expert])};
-}
-
-__device__ uint32_t encode(const Quantize& q, float low, float high) {
-    return q.e5m2 ? ptx::E5M2::encode(low, high) : ptx::E4M3::encode(low, high);
-}
-
-// Eight codes in order of their numbers.
-__device__ uint2 encode(const Quantize& q, const float (&v)[kEach]) {
-    return {encode(q, v[0], v[1]) | encode(q, v[2], v[3]) << 16, encode(q, v[4], v[5]) | encode(q, v[6], v[7])
-                                                                                             << 16};
-}
-
-__device__ void store_codes(uint8_t* to, uint2 codes, int count, bool aligned) {
-    if (aligned && count >= kEach) {
-        *reinterpret_cast<uint2*>(to) = codes;
-        return;
-    }
-    for (int i = 0; i < kEach && i < count; ++i)
-        to[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> i % 4 * 8);
-}
-
-struct Counts {
-    unsigned underflows = 0, saturated = 0;
-
-    __device__ void add(const Quantize& q, const float (&values)[kEach], const float (&scaled)[kEach],
-                        uint2 codes) {
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-            const uint32_t code = (i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0x7Fu;
-            underflows += values[i] != 0.0f && code == 0;
-            saturated += fabsf(scaled[i]) > q.largest;
-        }
-    }
-};
-
-// The place of a thread and of its tile.
-struct Place {
-    TilePlace tile;
-    int group, across;    // thread / 16, thread % 16
-    int64_t row, column;  // of the thread's first element, from the expert's first row
-    int rows, columns;    // of the thread's that exist, 0 … 8
-};
-
-struct Shared {
-    float column_amax[kTileThreads / 32][kTile];
-    float column_scale[4][kTile];   // of blocks of 32 rows, or [0] alone
-    uint2 codes[kTile][kTile / 8];  // transposed: [column][8 rows], at 8 rows' place ^ (column / 8)
-};
-
-// ---- Row-wise --------------------------------------------------------------------------------------------
-
-// amax of a thread's row, of all the row's columns in the tile or of its 32.
-template <int kLanes>
-__device__ float amax_along(const float (&v)[kEach]) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(v[j]));  // fmaxf leaves NaN out
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
-    return amax;
-}
-
-__device__ void store_mx_row_code(const Quantize& q, const Place& at, int i, uint32_t code) {
-    auto* scale = static_cast<uint8_t*>(q.row.scale);
-    const int64_t tiles = (q.source.columns + 127) / 128, block = at.column / 32, row = at.row + i;
-    if (q.layout == ScaleLayout::Compact) {
-        if (i < at.rows && at.columns > 0)
-            scale[(at.tile.own.first + row) * ((q.source.columns + 31) / 32) + block] =
-                static_cast<uint8_t>(code);
-    } else if (q.layout == ScaleLayout::Padded) {
-        scale[(at.tile.row_blocks * 128 + row % 128) * tiles * 4 + block] = static_cast<uint8_t>(code);
-    } else {
-        scale[(at.tile.row_blocks * tiles + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 +
-              block % 4] = static_cast<uint8_t>(code);
-    }
-}
-
-template <Blocks kBlocks>
-__device__ void write_rows(const Quantize& q, const Place& at, const float (&v)[kEach][kEach], float scale,
-                           Counts& counts) {
-    const int64_t first = at.tile.own.first + at.row;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        float factor = scale;
-        if constexpr (kBlocks == Blocks::Line128) {
-            const Scale own = scale_of(q, amax_along<16>(v[i]));
-            factor = own.scale;
-            if (at.across == 0 && i < at.rows) {
-                static_cast<float*>(
-                    q.row.scale)[at.column / 128 * ((q.source.rows + 3) / 4 * 4) + first + i] = own.inverse;
-            }
-        } else if constexpr (kBlocks == Blocks::Mx) {
-            const uint32_t code =
-                ptx::e8m0_roundup(__float_as_uint(__fmul_rn(amax_along<4>(v[i]), q.reciprocal)));
-            factor = ptx::e8m0_reciprocal(code);
-            if (at.across % 4 == 0) store_mx_row_code(q, at, i, code);
-        }
-        float scaled[kEach];
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[i][j], factor);
-        const uint2 codes = encode(q, scaled);
-        if (q.counts != nullptr) counts.add(q, v[i], scaled, codes);
-        if (i < at.rows)
-            store_codes(q.row.data + (first + i) * q.row.stride + at.column, codes, at.columns,
-                        q.row.aligned);
-    }
-}
-
-// ---- Column-wise -----------------------------------------------------------------------------------------
-
-__device__ void store_mx_column_code(const Quantize& q, const Place& at, int block, int column,
-                                     uint32_t code) {
-    auto* scale = static_cast<uint8_t*>(q.column.scale);
-    const int64_t c = at.tile.column + column, j = at.tile.row / 32 + block;  // block of the expert's
-    const int64_t tiles = (q.source.columns + 127) / 128;
-    const auto byte = static_cast<uint8_t>(code);
-    if (q.layout == ScaleLayout::Compact) {
-        if (at.tile.row + 32 * block < at.tile.own.rows && c < q.source.columns)
-            scale[(at.tile.mx_blocks + j) * q.source.columns + c] = byte;
-    } else if (q.layout == ScaleLayout::Padded) {
-        scale[(at.tile.row_blocks * 4 + block) * tiles * 128 + c] = byte;
-    } else {
-        // The expert's matrix begins before its first tile of rows, which is not this one.
-        const int64_t before = at.tile.row_blocks - at.tile.row / 128,
-                      across = (at.tile.own.rows + 127) / 128;
-        scale[before * tiles * 512 + (c / 128 * across + j / 4) * 512 + c % 32 * 16 + c % 128 / 32 * 4 +
-              j % 4] = byte;
-    }
-}
-
-// Fills shared.column_scale: what a thread's column is multiplied by.
-template <Blocks kBlocks>
-__device__ void find_column_scales(const Quantize& q, const Place& at, const float (&v)[kEach][kEach],
-                                   Shared& shared) {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) amax = fmaxf(amax, fabsf(v[i][j]));
-        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 16));
-        if (at.group % 2 == 0) shared.column_amax[at.group / 2][at.across * kEach + j] = amax;
-    }
-    __syncthreads();  // the columns' amax of every sixteen rows
-    constexpr int kBlocksDown = kBlocks == Blocks::Mx ? 4 : 1, kWarpsEach = 8 / kBlocksDown;
-    for (int n = static_cast<int>(threadIdx.x); n < kBlocksDown * kTile; n += kTileThreads) {
-        const int block = n / kTile, column = n % kTile;
-        float amax = 0.0f;
-#pragma unroll
-        for (int w = 0; w < kWarpsEach; ++w)
-            amax = fmaxf(amax, shared.column_amax[block * kWarpsEach + w][column]);
-        if constexpr (kBlocks == Blocks::Mx) {
-            const uint32_t code = ptx::e8m0_roundup(__float_as_uint(__fmul_rn(amax, q.reciprocal)));
-            shared.column_scale[block][column] = ptx::e8m0_reciprocal(code);
-            store_mx_column_code(q, at, block, column, code);
-        } else {
-            const Scale own = scale_of(q, amax);
-            shared.column_scale[0][column] = own.scale;
-            if (at.tile.column + column < q.source.columns) {
-                static_cast<float*>(
-                    q.column.scale)[at.tile.row_blocks * q.source.columns + at.tile.column + column] =
-                    own.inverse;
-            }
-        }
-    }
-    __syncthreads();  // the columns' scales
-}
-
-// Codes that lie transposed, from shared memory: 16 bytes of a column a thread.
-__device__ void store_transposed(const Quantize& q, const Place& at, const Shared& shared) {
-    const int64_t rows_left = at.tile.own.rows - at.tile.row;
-    // Of activations the padding too: its codes are those of zeros.
-    const int rows = !q.weight || rows_left > kTile ? kTile : static_cast<int>(rows_left);
-    const int64_t origin = q.weight ? at.tile.own.expert * q.source.columns * q.column.stride + at.tile.row
-                                    : at.tile.row_blocks * 128;
-    for (int n = static_cast<int>(threadIdx.x); n < kTile * 8; n += kTileThreads) {
-        const int column = n / 8, pair = n % 8, turn = column / 8;
-        if (at.tile.column + column >= q.source.columns) return;
-        // The pair stands as a whole at pair ^ (turn / 2), its halves exchanged where `turn` is odd.
-        const uint2 low = shared.codes[column][2 * pair ^ turn],
-                    high = shared.codes[column][(2 * pair + 1) ^ turn];
-        uint8_t* to = q.column.data + origin + (at.tile.column + column) * q.column.stride + pair * 16;
-        if (q.column.aligned && pair * 16 + 16 <= rows) {
-            *reinterpret_cast<uint4*>(to) = {low.x, low.y, high.x, high.y};
-        } else {
-            store_codes(to, low, rows - pair * 16, false);
-            store_codes(to + kEach, high, rows - pair * 16 - kEach, false);
-        }
-    }
-}
-
-template <Blocks kBlocks>
-__device__ void write_columns(const Quantize& q, const Place& at, const float (&v)[kEach][kEach], float scale,
-                              Shared& shared, Counts& counts) {
-    constexpr bool kFound = kBlocks == Blocks::Line128 || kBlocks == Blocks::Mx;
-    if constexpr (kFound) find_column_scales<kBlocks>(q, at, v, shared);
-    float factor[kEach];
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        const int block = kBlocks == Blocks::Mx ? at.group / 4 : 0;
-        factor[j] = kFound ? shared.column_scale[block][at.across * kEach + j] : scale;
-    }
-    const bool counting = q.counts != nullptr && q.row.data == nullptr;
-    if constexpr (kBlocks == Blocks::Mx) {
-        const int64_t first = at.tile.own.first + at.row;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-            float scaled[kEach];
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[i][j], factor[j]);
-            const uint2 codes = encode(q, scaled);
-            if (counting) counts.add(q, v[i], scaled, codes);
-            if (i < at.rows)
-                store_codes(q.column.data + (first + i) * q.column.stride + at.column, codes, at.columns,
-                            q.column.aligned);
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-            float down[kEach], scaled[kEach];
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) {
-                down[i] = v[i][j];
-                scaled[i] = __fmul_rn(down[i], factor[j]);
-            }
-            const uint2 codes = encode(q, scaled);
-            if (counting) counts.add(q, down, scaled, codes);
-            shared.codes[at.across * kEach + j][at.group ^ at.across] = codes;
-        }
-        __syncthreads();  // the tile's codes
-        store_transposed(q, at, shared);
-    }
-}
-
-// ---- The kernel ------------------------------------------------------------------------------------------
-
-// The tile's one scale, of Tensor and Weight128; 1 / scale stored.
-template <Blocks kBlocks>
-__device__ float tile_scale(const Quantize& q, const Place& at, const float (&v)[kEach][kEach]) {
-    if constexpr (kBlocks == Blocks::Tensor) {
-        return scale_of_expert(q, at.tile.own.expert).scale;
-    } else if constexpr (kBlocks == Blocks::Weight128) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(v[i][j]));
-        }
-        const Scale own = scale_of(q, ptx::block_max<kTileThreads>(amax));
-        if (threadIdx.x == 0) {
-            const int64_t down = (q.source.rows + 127) / 128, across = (q.source.columns + 127) / 128;
-            const int64_t origin = at.tile.own.expert * down * across, i = at.tile.row / 128,
-                          j = at.tile.column / 128;
-            if (q.row.data != nullptr)
-                static_cast<float*>(q.row.scale)[origin + i * across + j] = own.inverse;
-            if (q.column.data != nullptr)
-                static_cast<float*>(q.column.scale)[origin + j * down + i] = own.inverse;
-        }
-        return own.scale;
-    } else {
-        return 1.0f;
-    }
-}
-
-// Scales beside the codes of Tensor operands, also of experts without rows.
-__device__ void store_tensor_scales(const Quantize& q) {
-    for (int64_t e = threadIdx.x; e < q.source.sizes.experts; e += kTileThreads) {
-        const float inverse = scale_of_expert(q, e).inverse;
-        if (q.row.data != nullptr) static_cast<float*>(q.row.scale)[e] = inverse;
-        if (q.column.data != nullptr) static_cast<float*>(q.column.scale)[e] = inverse;
-    }
-}
+// Blocks an SM: as many as there are registers for what a thread holds.
+template <class T, Blocks kBlocks>
+constexpr int kBlocksEach = std::is_same_v<T, float> || kBlocks == Blocks::Weight128 ? 2 : 3;
 
 template <class T, Blocks kBlocks>
-__global__ void __launch_bounds__(kTileThreads, 2) quantize_any(const Quantize q) {
+__global__ void __launch_bounds__(kTileThreads, kBlocksEach<T, kBlocks>)
+    quantize_any(const Quantize q, int each) {
     __shared__ Shared shared;
     if (kBlocks == Blocks::Tensor && blockIdx.x == 0) store_tensor_scales(q);
-    Place at;
-    if (!find_tile(q.source, blockIdx.x, at.tile)) return;
-    at.group = static_cast<int>(threadIdx.x) / 16;
-    at.across = static_cast<int>(threadIdx.x) % 16;
-    at.row = at.tile.row + at.group * kEach;
-    at.column = at.tile.column + at.across * kEach;
-    at.rows = clamp_to_eight(at.tile.own.rows - at.row);
-    at.columns = clamp_to_eight(q.source.columns - at.column);
-    float v[kEach][kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-        load_eight<T>(q.source, at.tile.own.first + at.row + i, i < at.rows, at.column, at.columns, v[i]);
-    const float scale = tile_scale<kBlocks>(q, at, v);
+    TilePlace tile;
+    if (!find_tile<kBlocks == Blocks::Mx>(q.source, blockIdx.x, tile, each)) return;
     Counts counts;
-    if (q.row.data != nullptr) write_rows<kBlocks>(q, at, v, scale, counts);
-    if (q.column.data != nullptr) write_columns<kBlocks>(q, at, v, scale, shared, counts);
-    if (q.observed != nullptr) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(v[i][j]));
-        }
-        amax = ptx::block_max<kTileThreads>(amax);
-        // Magnitudes are ordered as their bits are.
-        if (threadIdx.x == 0) atomicMax(q.observed + at.tile.own.expert, __float_as_uint(amax));
+    float amax = 0.0f;
+    for (int n = 0; n < each && tile.column < q.source.columns; ++n, tile.column += kTile) {
+        if (n > 0) __syncthreads();  // the tile before has been written
+        const Place at = place_of(tile, q.source.columns);
+        Numbers<T> numbers;
+        load_numbers(q.source, at, numbers);
+        write_tile<kBlocks>(q, at, numbers, shared, counts);
+        if (q.observed != nullptr) amax = fmaxf(amax, numbers.amax());
     }
-    if (q.counts != nullptr) {
-        const unsigned underflows = ptx::block_sum<kTileThreads>(counts.underflows);
-        const unsigned saturated = ptx::block_sum<kTileThreads>(counts.saturated);
-        if (threadIdx.x == 0) {
-            atomicAdd(q.counts + 2 * at.tile.own.expert, static_cast<unsigned long long>(underflows));
-            atomicAdd(q.counts + 2 * at.tile.own.expert + 1, static_cast<unsigned long long>(saturated));
-        }
-    }
+    if (q.observed != nullptr) observe(q.observed, tile.own.expert, amax);
+    if (q.counts != nullptr) add_counts(q, tile.own.expert, counts);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads) tensor_amax_any(const Source source, unsigned* amax) {
     TilePlace tile;
-    if (!find_tile(source, blockIdx.x, tile)) return;
-    const int64_t column = tile.column + static_cast<int>(threadIdx.x) % 16 * kEach;
-    const int columns = clamp_to_eight(source.columns - column);
-    float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        const int64_t row = tile.row + static_cast<int>(threadIdx.x) / 16 * kEach + i;
-        float v[kEach];
-        load_eight<T>(source, tile.own.first + row, row < tile.own.rows, column, columns, v);
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) most = fmaxf(most, fabsf(v[j]));
-    }
-    most = ptx::block_max<kTileThreads>(most);
-    if (threadIdx.x == 0) atomicMax(amax + tile.own.expert, __float_as_uint(most));
-}
-
-Side side_of(const Operand& operand) {
-    if (!operand) return {};
-    const View& data = operand.data;
-    const int64_t stride = data.stride[static_cast<size_t>(data.rank() - 2)];
-    return {static_cast<uint8_t*>(data.data), operand.scale.data, stride,
-            reinterpret_cast<uintptr_t>(data.data) % 16 == 0 && stride % 16 == 0};
-}
-
-Blocks blocks_of(const Format& format, bool weight) {
-    if (format.scale == ScaleKind::Tensor) return Blocks::Tensor;
-    if (format.scale == ScaleKind::MX32) return Blocks::Mx;
-    return weight ? Blocks::Weight128 : Blocks::Line128;
+    if (!find_tile<false>(source, blockIdx.x, tile)) return;
+    Numbers<T> numbers;
+    load_numbers(source, place_of(tile, source.columns), numbers);
+    observe(amax, tile.own.expert, numbers.amax());
 }
 
 template <class T>
@@ -418,39 +50,20 @@ void run(const Quantize& q, Blocks blocks, const Exec& exec) {
                         : blocks == Blocks::Mx      ? quantize_any<T, Blocks::Mx>
                                                     : quantize_any<T, Blocks::Weight128>;
     // A tensor scale is written even where there is no tile.
-    const int64_t blocks_needed =
-        tiles_of(q.source) + (blocks == Blocks::Tensor && tiles_of(q.source) == 0 ? 1 : 0);
-    launch("quantize", kernel, {grid_for(blocks_needed, 1), dim3(kTileThreads)}, exec, q);
+    const int each = tiles_each(q.source, exec);
+    const int64_t runs = tiles_of(q.source, each);
+    launch("quantize", kernel,
+           {grid_for(blocks == Blocks::Tensor && runs == 0 ? 1 : runs, 1), dim3(kTileThreads)}, exec, q,
+           each);
 }
 
 }  // namespace
 
 void quantize(const QuantizeArgs& args, const Exec& exec) {
     const MatrixShape matrix = matrix_of(args.source);
-    const Format& format = (args.row ? args.row : args.column).format;
-    const bool bf16 = args.source.values.dtype == DType::BF16;
-    Quantize q{};
+    Quantize q = quantize_of(target_of(args), args.amax, args.source.values.dtype, matrix.weight, exec);
     q.source = source_of(args.source);
-    q.row = side_of(args.row);
-    q.column = side_of(args.column);
-    q.layout = (args.row ? args.row : args.column).layout;
-    q.weight = matrix.weight;
-    q.e5m2 = format.element == DType::F8E5M2;
-    q.power_of_two = format.power_of_two;
-    q.largest = largest_finite(format.element);
-    q.reciprocal = 1.0f / q.largest;
-    q.epsilon = args.amax_epsilon;
-    q.overflow = bf16 && format.scale == ScaleKind::Block128 ? to_float(BF16{0x7F7F}) : 0x1.fffffep127f;
-    q.amax = device_data<float>(args.amax);
-    q.scale = device_data<float>(args.scale);
-    if (args.observed_amax) {
-        q.observed = reinterpret_cast<unsigned*>(args.observed_amax.as<float>());
-        zero(q.observed, static_cast<size_t>(args.observed_amax.bytes()), exec);
-    }
-    if (args.counts) {
-        q.counts = reinterpret_cast<unsigned long long*>(args.counts.as<int64_t>());
-        zero(q.counts, static_cast<size_t>(args.counts.bytes()), exec);
-    }
+    const Format& format = (args.row ? args.row : args.column).format;
     with_device_type(args.source.values.dtype,
                      [&](auto type) { run<decltype(type)>(q, blocks_of(format, matrix.weight), exec); });
 }

@@ -1,8 +1,11 @@
 // The tensor that quantization reads, cut into tiles of 128 × 128 inside the experts' rows.
 #pragma once
 
+#include <algorithm>
+
 #include "moebius/ops/device_types.cuh"
 #include "moebius/ops/quantize/quantize.h"
+#include "moebius/ptx/load.h"
 #include "moebius/ptx/split_sizes.h"
 #include "moebius/ptx/vector.h"
 
@@ -48,11 +51,17 @@ inline Source source_of(const QuantizeSource& s) {
     return source;
 }
 
-// The most tiles that there can be: each expert has a short one.
-inline int64_t tiles_of(const Source& s) {
+// The most tiles that there can be: each expert has a short one. Or runs of `each` tiles side by side.
+inline int64_t tiles_of(const Source& s, int each = 1) {
     const int64_t down = s.sizes.split.data == nullptr ? ceil_div(s.rows, kTile) * s.sizes.experts
                                                        : s.rows / kTile + s.sizes.experts;
-    return down * ceil_div(s.columns, kTile);
+    return down * ceil_div(s.columns, int64_t{kTile} * each);
+}
+// Tiles side by side that a block takes one after the other: to find the place takes as long as to read one.
+inline int tiles_each(const Source& s, const Exec& exec) {
+    constexpr int64_t kMost = 4, kBlocksPerSm = 12;
+    return static_cast<int>(
+        std::clamp<int64_t>(tiles_of(s) / (kBlocksPerSm * exec.device->sm_count()), 1, kMost));
 }
 
 struct TilePlace {
@@ -62,15 +71,18 @@ struct TilePlace {
         mx_blocks;  // tiles of rows before this one, of all experts; Σ ⌈n/32⌉ of the experts before
 };
 
-// By whole warps. False: there are fewer tiles.
-__device__ inline bool find_tile(const Source& s, int64_t index, TilePlace& place) {
-    const int64_t across = (s.columns + kTile - 1) / kTile;
+// By whole warps: the first tile of a run of `each`. False: there are fewer.
+template <bool kMx = true>
+__device__ inline bool find_tile(const Source& s, int64_t index, TilePlace& place, int each = 1) {
+    const int64_t width = int64_t{kTile} * each, across = (s.columns + width - 1) / width;
     if (across == 0) return false;
     place.row_blocks = index / across;
-    place.column = index % across * kTile;
+    place.column = index % across * width;
     place.own = ptx::find_expert_tile(s.sizes, kTile, place.row_blocks);
     if (place.own.expert < 0) return false;
     place.row = place.own.tile * kTile;
+    place.mx_blocks = 0;
+    if constexpr (!kMx) return true;
     int64_t blocks = 0;
     for (int64_t e = threadIdx.x % 32; e < place.own.expert; e += 32) blocks += (s.sizes[e] + 31) / 32;
     place.mx_blocks = __shfl_sync(~0u, ptx::inclusive_scan_warp(blocks), 31);
@@ -81,26 +93,58 @@ __device__ inline int clamp_to_eight(int64_t count) {
     return count <= 0 ? 0 : count < 8 ? static_cast<int>(count) : 8;
 }
 
-// Eight neighbours of row `row`, zeros where nothing is. An index out of range reads row 0.
+// Eight neighbours of a row as they lie in memory.
+template <class T>
+struct Eight {
+    static constexpr int kParts = static_cast<int>(sizeof(T)) / 2;
+    uint4 parts[kParts];
+
+    // The first `count`, zeros after. `vectors`: `count` is 0 or 8, and they begin on 16 bytes; such loads
+    // stay as far ahead of their use as they are written.
+    __device__ void load(const T* from, int count, bool vectors) {
+        if (vectors) {
+#pragma unroll
+            for (int i = 0; i < kParts; ++i)
+                parts[i] = ptx::load_ahead_if(count > 0, from + i * (8 / kParts));
+            return;
+        }
+        uint32_t words[4 * kParts] = {};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (i >= count) continue;
+            if constexpr (kParts == 2) {
+                words[i] = __float_as_uint(from[i]);
+            } else {
+                words[i / 2] |= __float_as_uint(ptx::load_float(from + i)) >> 16 << i % 2 * 16;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+            parts[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+    }
+    __device__ void get(float (&v)[8]) const {
+        const uint32_t* words = &parts[0].x;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if constexpr (kParts == 2) {
+                v[i] = __uint_as_float(words[i]);
+            } else {
+                v[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
+            }
+        }
+    }
+};
+
+// Of row `row`; an index out of range reads row 0.
 template <class T>
 __device__ inline void load_eight(const Source& s, int64_t row, bool exists, int64_t column, int columns,
-                                  float (&value)[8]) {
-    if (!exists || columns == 0) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) value[i] = 0.0f;
-        return;
-    }
-    if (s.row_index != nullptr) {
-        const int64_t named = s.row_index[row], from = named / s.topk;
+                                  Eight<T>& eight) {
+    if (s.row_index != nullptr && exists) {
+        const int named = s.row_index[row], from = named / static_cast<int>(s.topk);
         row = named >= 0 && from < s.values_rows ? from : 0;
     }
-    const T* from = static_cast<const T*>(s.values) + row * s.stride + column;
-    if (s.aligned && columns == 8) {
-        ptx::load_floats<8>(from, value);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) value[i] = i < columns ? ptx::load_float(from + i) : 0.0f;
-    }
+    eight.load(static_cast<const T*>(s.values) + row * s.stride + column, exists ? columns : 0,
+               s.aligned && columns == 8);
 }
 
 }  // namespace moebius::ops::cuda

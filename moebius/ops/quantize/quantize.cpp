@@ -54,25 +54,12 @@ void validate(const QuantizeArgs& a) {
     check_source(a.source);
     MOEBIUS_CHECK(a.row || a.column, "quantize: neither direction is asked for");
     const MatrixShape matrix = matrix_of(a.source);
-    if (a.row) check_operand("quantize: row", a.row, Direction::Row, matrix);
-    if (a.column) check_operand("quantize: column", a.column, Direction::Column, matrix);
-    const Format& format = (a.row ? a.row : a.column).format;
-    MOEBIUS_CHECK(
-        !a.row || !a.column ||
-            (a.row.format.element == a.column.format.element && a.row.format.scale == a.column.format.scale &&
-             a.row.format.power_of_two == a.column.format.power_of_two && a.row.layout == a.column.layout),
-        "quantize: row and column differ in more than their direction");
-    const bool tensor = format.scale == ScaleKind::Tensor;
-    MOEBIUS_CHECK(tensor ? static_cast<bool>(a.amax) != static_cast<bool>(a.scale) : !a.amax && !a.scale,
+    const QuantizeTarget target = target_of(a);
+    check_target("quantize", target, matrix);
+    const bool tensor = (a.row ? a.row : a.column).format.scale == ScaleKind::Tensor;
+    MOEBIUS_CHECK(tensor ? static_cast<bool>(a.amax) != static_cast<bool>(a.scale) : !a.amax,
                   "quantize: amax or scale is for tensor scales, and one of the two");
-    MOEBIUS_CHECK(of_experts(a.amax, matrix.experts) && of_experts(a.scale, matrix.experts) &&
-                      of_experts(a.observed_amax, matrix.experts),
-                  "quantize: amax ", a.amax.shape.str(), ", scale ", a.scale.shape.str(), ", observed_amax ",
-                  a.observed_amax.shape.str());
-    MOEBIUS_CHECK(!a.counts || (a.counts.dtype == DType::I64 && a.counts.contiguous() &&
-                                a.counts.shape == Shape{matrix.experts, 2}),
-                  "quantize: counts ", a.counts.shape.str());
-    MOEBIUS_CHECK(a.amax_epsilon >= 0, "quantize: amax_epsilon = ", a.amax_epsilon);
+    MOEBIUS_CHECK(of_experts(a.amax, matrix.experts), "quantize: amax ", a.amax.shape.str());
 }
 
 void validate(const DequantizeArgs& a) {
@@ -83,7 +70,7 @@ void validate(const DequantizeArgs& a) {
                   matrix_of({.values = a.out, .split_sizes = a.split_sizes}));
 }
 
-double bytes_of(const Operand& operand) {
+double operand_bytes(const Operand& operand) {
     return operand ? static_cast<double>(operand.data.bytes() + operand.scale.bytes()) : 0.0;
 }
 double source_bytes(const QuantizeSource& s) {
@@ -94,6 +81,41 @@ double source_bytes(const QuantizeSource& s) {
 
 }  // namespace
 
+QuantizeTarget target_of(const QuantizeArgs& a) {
+    return {.row = a.row,
+            .column = a.column,
+            .rule = {.amax_epsilon = a.amax_epsilon,
+                     .scale = a.scale,
+                     .observed_amax = a.observed_amax,
+                     .counts = a.counts}};
+}
+
+void check_target(const char* what, const QuantizeTarget& t, const MatrixShape& matrix) {
+    const Operand &row = t.row, &column = t.column;
+    const QuantizeRule& rule = t.rule;
+    MOEBIUS_CHECK(row || column, what, ": neither direction is asked for");
+    if (row) check_operand((std::string(what) + ": row").c_str(), row, Direction::Row, matrix);
+    if (column) check_operand((std::string(what) + ": column").c_str(), column, Direction::Column, matrix);
+    const Format& format = (row ? row : column).format;
+    MOEBIUS_CHECK(
+        !row || !column ||
+            (row.format.element == column.format.element && row.format.scale == column.format.scale &&
+             row.format.power_of_two == column.format.power_of_two && row.layout == column.layout),
+        what, ": row and column differ in more than their direction");
+    MOEBIUS_CHECK(format.scale == ScaleKind::Tensor || !rule.scale, what, ": scale is for tensor scales");
+    MOEBIUS_CHECK(of_experts(rule.scale, matrix.experts) && of_experts(rule.observed_amax, matrix.experts),
+                  what, ": scale ", rule.scale.shape.str(), ", observed_amax ",
+                  rule.observed_amax.shape.str());
+    MOEBIUS_CHECK(!rule.counts || (rule.counts.dtype == DType::I64 && rule.counts.contiguous() &&
+                                   rule.counts.shape == Shape{matrix.experts, 2}),
+                  what, ": counts ", rule.counts.shape.str());
+    MOEBIUS_CHECK(rule.amax_epsilon >= 0, what, ": amax_epsilon = ", rule.amax_epsilon);
+}
+
+double bytes_of(const QuantizeTarget& target) {
+    return operand_bytes(target.row) + operand_bytes(target.column);
+}
+
 MatrixShape matrix_of(const QuantizeSource& s) {
     if (s.values.rank() == 3) return {s.values.size(1), s.values.size(2), s.values.size(0), true};
     const int64_t rows = s.row_index ? s.row_index.size(0) : s.values.size(0);
@@ -101,13 +123,13 @@ MatrixShape matrix_of(const QuantizeSource& s) {
 }
 
 Cost cost(const QuantizeArgs& a) {
-    return {0, source_bytes(a.source) + bytes_of(a.row) + bytes_of(a.column)};
+    return {0, source_bytes(a.source) + bytes_of(target_of(a))};
 }
 Cost cost(const TensorAmaxArgs& a) {
     return {0, source_bytes(a.source)};
 }
 Cost cost(const DequantizeArgs& a) {
-    return {0, bytes_of(a.from) + static_cast<double>(a.out.bytes())};
+    return {0, operand_bytes(a.from) + static_cast<double>(a.out.bytes())};
 }
 
 void quantize(const QuantizeArgs& args, const Exec& exec) {

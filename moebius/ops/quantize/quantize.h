@@ -41,6 +41,22 @@ void quantize(const QuantizeArgs& args, const Exec& exec);
 Cost cost(const QuantizeArgs& args);
 std::vector<VariantInfo> quantize_variants();
 
+// For ops that quantize what they compute: what they fill, and how. The meaning is QuantizeArgs'.
+struct QuantizeRule {
+    float amax_epsilon = 0;
+    View scale;          // (E) f32, in; Tensor only. Absent there: from each expert's own amax, found first
+    View observed_amax;  // (E) f32, out, optional
+    View counts;         // (E, 2) i64, out, optional
+};
+struct QuantizeTarget {
+    Operand row, column;
+    QuantizeRule rule;
+};
+// Aborts unless the target has what QuantizeArgs asks for, for a tensor of these sizes. `what` is named.
+void check_target(const char* what, const QuantizeTarget& target, const MatrixShape& matrix);
+double bytes_of(const QuantizeTarget& target);
+QuantizeTarget target_of(const QuantizeArgs& args);
+
 // amax (E) f32 = each expert's largest magnitude, NaN left out; 0 of an expert without rows.
 struct TensorAmaxArgs {
     QuantizeSource source;

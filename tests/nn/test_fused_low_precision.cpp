@@ -1,0 +1,150 @@
+// The fused experts' MLP under the recipes against the chain that it replaces, bit for bit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "moebius/base/philox.h"
+#include "moebius/nn/grouped_linear.h"
+#include "moebius/nn/low_precision.h"
+#include "moebius/nn/sequential.h"
+
+namespace moebius::nn {
+namespace {
+
+using precision::make_recipe;
+using precision::Recipe;
+
+constexpr int64_t kRows = 190, kUsed = 187, kHidden = 48;
+
+struct Chain {
+    Device device = Device::cpu_from_environment();
+    HostArena pool;
+    ThreadPool threads{2};
+    ParameterSet parameters;
+    Run run{.exec = {.device = &device, .pool = &pool, .threads = &threads}};
+    std::unique_ptr<Sequential> mlp;
+    Tensor x, dy, sizes, probs;
+
+    Chain(DType dtype, int64_t intermediate) {
+        run.dtype = dtype;
+        mlp = grouped_mlp(parameters, "mlp",
+                          {.experts = 3,
+                           .hidden = kHidden,
+                           .intermediate = intermediate,
+                           .init_std = 0.3,
+                           .down_init_std = 0.2});
+        parameters.place({.dtype = dtype}, run.exec);
+        parameters.fill(1, run.exec);
+        x = random("x", {kRows, kHidden}, dtype);
+        dy = random("dy", {kRows, kHidden}, dtype);
+        probs = random("probs", {kRows}, DType::F32);
+        sizes = Tensor::empty("sizes", {3}, DType::I32, run.exec);
+        const int32_t split[] = {133, 0, kUsed - 133};
+        copy_from_host(sizes, split, run.exec);
+    }
+    Tensor random(const char* name, const Shape& shape, DType dtype) const {
+        Tensor made = Tensor::empty(name, shape, dtype, run.exec);
+        const Philox numbers(7, name);
+        for (int64_t i = 0; i < shape.numel(); ++i) {
+            const auto value = static_cast<float>(numbers.normal(static_cast<uint64_t>(i)));
+            if (dtype == DType::BF16) {
+                made.view().as<BF16>()[i] = to_bf16(value);
+            } else {
+                made.view().as<float>()[i] = value;
+            }
+        }
+        return made;
+    }
+
+    using Bytes = std::vector<uint8_t>;
+    static Bytes bytes_of(const View& view, int64_t rows) {
+        const auto count = static_cast<size_t>(view.bytes() / view.size(0) * rows);
+        Bytes bytes(count);
+        std::memcpy(bytes.data(), view.data, count);
+        return bytes;
+    }
+    struct Outcome {
+        Bytes y, dx, dscales, gradients;
+        int64_t kept = 0;
+    };
+    // Two micro-batches: the second adds to the gradients of the first.
+    Outcome step(const std::shared_ptr<const Recipe>& recipe, FusionMode fusion) {
+        Outcome out;
+        run.fusion = fusion;
+        parameters.begin_step();
+        for (int micro = 0; micro < 2; ++micro) {
+            Forward f;
+            {
+                const Autocast scope(run, recipe != nullptr, recipe);
+                const Tensor extra[] = {sizes, probs, sizes};
+                f = mlp->forward({x}, extra, run);
+            }
+            out.kept = f.context->bytes();
+            const FusibleBackward b = mlp->backward(std::move(f.context), {dy}, run);
+            out.y = bytes_of(f.y.high, kUsed);
+            out.dx = bytes_of(b.dx.high, kUsed);
+            out.dscales = bytes_of(b.dextra[1], kUsed);
+        }
+        parameters.finish_gradients(run.exec);
+        out.gradients = bytes_of(parameters.gradients(), parameters.gradients().size(0));
+        return out;
+    }
+};
+
+struct Way {
+    const char *recipe, *format;
+};
+
+class FusedLowPrecision : public testing::TestWithParam<std::tuple<Way, DType, int64_t>> {};
+
+TEST_P(FusedLowPrecision, GivesTheBitsOfTheChain) {
+    const auto [way, dtype, intermediate] = GetParam();
+    Chain chain(dtype, intermediate);
+    const auto recipe = make_recipe(way.recipe, way.format, {});
+    const Chain::Outcome apart = chain.step(recipe, FusionMode::Off);
+    EXPECT_FALSE(chain.mlp->fusion_report()[0].fused);
+    const Chain::Outcome fused = chain.step(recipe, FusionMode::Strict);
+    EXPECT_TRUE(chain.mlp->fusion_report()[0].fused);
+    EXPECT_EQ(fused.y, apart.y);
+    EXPECT_EQ(fused.dx, apart.dx);
+    EXPECT_EQ(fused.dscales, apart.dscales);
+    EXPECT_EQ(fused.gradients, apart.gradients);
+    const Chain::Outcome high = chain.step(nullptr, FusionMode::Strict);
+    EXPECT_NE(fused.y, high.y) << "not quantized at all";
+    EXPECT_NE(fused.gradients, high.gradients);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Recipes, FusedLowPrecision,
+    testing::Combine(testing::Values(Way{"Float8BlockScaling", "E4M3"}, Way{"Float8BlockScaling", "HYBRID"},
+                                     Way{"MXFP8BlockScaling", "E4M3"}, Way{"MXFP8BlockScaling", "HYBRID"},
+                                     Way{"Float8CurrentScaling", "E4M3"},
+                                     Way{"Float8CurrentScaling", "HYBRID"}),
+                     testing::Values(DType::F32, DType::BF16), testing::Values<int64_t>(128, 52)),
+    [](const auto& info) {
+        const Way& way = std::get<0>(info.param);
+        return std::string(way.recipe) + way.format + std::string(name(std::get<1>(info.param))) +
+               std::to_string(std::get<2>(info.param));
+    });
+
+TEST(FusedLowPrecision, SaysWhatIsLeftToAPassOfItsOwn) {
+    Chain chain(DType::BF16, 128);
+    chain.step(make_recipe("Float8CurrentScaling", "", {}), FusionMode::Strict);
+    EXPECT_THAT(chain.mlp->fusion_report()[0].note, testing::HasSubstr("after the last tile"));
+    chain.step(make_recipe("Float8BlockScaling", "", {}), FusionMode::Strict);
+    EXPECT_EQ(chain.mlp->fusion_report()[0].note, "");
+}
+
+// The pre-activation aside, a byte an element and the scales: less than bf16's input alone where the
+// intermediate size is that of the hidden state.
+TEST(FusedLowPrecision, KeepsCodesForBackward) {
+    Chain chain(DType::BF16, 128);
+    const int64_t c = kRows * 2 * 128 * 2;
+    const int64_t padded = padded_rows(kRows, 3);
+    const Chain::Outcome fused = chain.step(make_recipe("Float8BlockScaling", "", {}), FusionMode::Strict);
+    EXPECT_EQ(fused.kept - c, (kHidden + 128) * (padded + padded / 128 * 4));
+}
+
+}  // namespace
+}  // namespace moebius::nn
