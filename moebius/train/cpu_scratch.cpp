@@ -66,6 +66,17 @@ double attention(const Sizes& s) {
     return std::max(forward, s.threads * (keys + queries) + s.heads * width * ways);
 }
 
+// Products of codes: operands of one expert, or of a dense layer, as fp32; the experts' activation's
+// gradient; tiles and strips of rows on their way to codes.
+double quantized(const Sizes& s) {
+    const double rows = s.rows + kBlockRows, wide = s.hidden + 2 * s.intermediate;
+    const double experts = std::max(rows * wide, rows * 2 * s.intermediate + wide * s.hidden);
+    const double dense = (s.tokens + kBlockRows + s.qkv()) * (s.hidden + s.qkv());
+    const double strips = s.threads * kBlockRows * (2 * s.intermediate + 2 * kBlockRows);
+    const double statistics = 8 * (rows / kBlockRows + s.experts) * (wide / kBlockRows + 2);
+    return products(s) + std::max(experts, dense) + rows * s.intermediate + strips + statistics;
+}
+
 double others(const Sizes& s) {
     const double rope = (s.tokens + 1) * (s.head_dim + kPad);
     const double norm = 257 * (s.hidden + kPad);
@@ -81,7 +92,8 @@ double others(const Sizes& s) {
 int64_t cpu_scratch_bytes(const nn::DecoderOptions& model, const data::BatchShape& shape, int threads) {
     const Sizes s(model, shape, threads);
     constexpr double kLeast = 3.0 * (2 << 20);  // three scratches of at least a huge page each
-    const double bytes = kLeast + 4 * std::max({products(s), attention(s), others(s)});
+    const bool codes = model.low_precision.recipe != nullptr;
+    const double bytes = kLeast + 4 * std::max({codes ? quantized(s) : products(s), attention(s), others(s)});
     return static_cast<int64_t>(std::min(bytes, 0x1p62));
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "moebius/comm/registry.h"
+#include "moebius/precision/recipe.h"
 #include "moebius/train/step.h"
 #include "tests/test_machine.h"
 #include "tests/train/token_batch.h"
@@ -66,6 +67,7 @@ TEST(AllTokensToOneExpert, StaysWithinTheStatedBound) {
         int64_t rows, length;
         bool bf16;
         int threads;
+        const char* recipe = nullptr;
     };
     const Sizes all[] = {
         {"tiny", {}, 4, 64, false, 2},
@@ -75,6 +77,16 @@ TEST(AllTokensToOneExpert, StaysWithinTheStatedBound) {
         {"many_experts", {.hidden = 128, .intermediate = 64, .experts = 64, .topk = 8}, 2, 512, true, 3},
         {"one_long_sequence", {.hidden = 128, .heads = 8, .kv_heads = 1, .experts = 2}, 1, 4096, false, 2},
         {"large_vocabulary", {.vocab = 20000}, 2, 256, false, 2},
+        {"block", {.hidden = 256, .intermediate = 512, .topk = 2}, 1, 1024, true, 2, "Float8BlockScaling"},
+        {"current", {.hidden = 256, .intermediate = 128}, 1, 512, false, 3, "Float8CurrentScaling"},
+        {"delayed", {.hidden = 128, .intermediate = 256, .topk = 2}, 1, 512, true, 3, "DelayedScaling"},
+        {"mx",
+         {.hidden = 128, .intermediate = 64, .experts = 8, .topk = 8},
+         1,
+         512,
+         true,
+         2,
+         "MXFP8BlockScaling"},
     };
     for (const Sizes& s : all) {
         // With gaps between blocks, and tens of times slower, it says no more in the larger ones.
@@ -88,7 +100,9 @@ TEST(AllTokensToOneExpert, StaysWithinTheStatedBound) {
             const DType dtype = s.bf16 ? DType::BF16 : DType::F32;
             nn::Run run{.exec = machine.exec, .dtype = dtype, .world = world.get()};
             run.exec.threads = &threads;
-            models::Model model(small_config(s.model), {.expert_mode = mode});
+            models::ModelOptions options{.expert_mode = mode};
+            if (s.recipe) options.low_precision.recipe = precision::make_recipe(s.recipe, "", {});
+            models::Model model(small_config(s.model), options);
             model.place({.dtype = dtype, .grad_dtype = dtype}, run.exec);
             model.parameters().fill(3, run.exec);
             const PoolReport before = machine.pool->report();
