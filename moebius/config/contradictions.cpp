@@ -141,6 +141,8 @@ class Contradictions {
             fail("layer_precision names fp8, which needs fp8_config.enabled = true; it is false",
                  {"layer_precision", "fp8_config.enabled"});
         }
+        if (layers && layers->empty())
+            fail("layer_precision = [] must list every layer, or be null", {"layer_precision"});
         const QuantizedModelInit& init = config_.fp8_config.quantized_model_init_kwargs;
         if (init.preserve_high_precision_init_val && !init.enabled) {
             fail(

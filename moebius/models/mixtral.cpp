@@ -146,7 +146,7 @@ nn::LowPrecisionOptions low_precision_options(const ModelConfig& c, const ModelO
     }
     const int64_t start = c.get_int("num_layers_at_start_in_bf16", 0),
                   end = c.get_int("num_layers_at_end_in_bf16", 0);
-    if (start < 0 || end < 0 || start + end > layers) {
+    if (start < 0 || end < 0 || start > layers || end > layers - start) {
         refuse(c, fmt::format("num_layers_at_start_in_bf16 = {} and num_layers_at_end_in_bf16 = {} must be "
                               "from 0 to num_hidden_layers = {} together",
                               start, end, layers));

@@ -38,14 +38,16 @@ struct ExpertInLowPrecision {
                              linear.tensor(role, recipe, run).expert(expert));
     }
     void forward(const Quantized& x, const View& y, const Run& run) const {
-        const Operand w = expert_of(linear.weight(Direction::Row, recipe, run).row(), expert);
+        const Quantized all = linear.weight(Direction::Row, recipe, run);  // an operand only borrows
+        const Operand w = expert_of(all.row(), expert);
         LowPrecisionProduct{Use::Forward, x.row(), w, y, count}.run(recipe, run.exec);
     }
     void backward(const View& dy, const Quantized& x, const View& dx, float beta, const Run& run) const {
         const Quantized low_dy = rows(dy, Role::GradOutput, {.row = true, .column = true}, run);
         const View dw = linear.parameter().main_grad.rows(expert, 1);
         LowPrecisionProduct{Use::Wgrad, low_dy.column(), x.column(), dw, count, beta}.run(recipe, run.exec);
-        const Operand w = expert_of(linear.weight(Direction::Column, recipe, run).column(), expert);
+        const Quantized all = linear.weight(Direction::Column, recipe, run);
+        const Operand w = expert_of(all.column(), expert);
         LowPrecisionProduct{Use::Dgrad, low_dy.row(), w, dx, count}.run(recipe, run.exec);
     }
 };

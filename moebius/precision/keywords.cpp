@@ -66,8 +66,8 @@ std::optional<double> KeywordReader::number(const std::string& key, double least
     double number = NAN;
     if (const auto* real = std::get_if<double>(value)) number = *real;
     if (const auto* integer = std::get_if<int64_t>(value)) number = static_cast<double>(*integer);
-    if (!(number >= least && std::isfinite(number)))
-        fail(key, fmt::format("a number from {} on is expected", least));
+    if (!(number >= least && std::isfinite(static_cast<float>(number))))
+        fail(key, fmt::format("a number from {} on that fp32 holds is expected", least));
     return number;
 }
 
@@ -87,6 +87,7 @@ void KeywordReader::only(const std::string& key, bool value, const std::string& 
 }
 void KeywordReader::only(const std::string& key, int64_t value, const std::string& why) {
     const KeywordValue* given = find(key);
+    if (given && !std::holds_alternative<int64_t>(*given)) fail(key, "an integer is expected");
     if (given && *given != KeywordValue(value)) fail(key, why);
 }
 

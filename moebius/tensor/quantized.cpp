@@ -17,7 +17,7 @@ Quantized Quantized::empty(const char* name, const QuantizedSpec& spec, const Ex
     return made;
 }
 
-Operand Quantized::operand(Direction direction) const {
+Operand Quantized::operand(Direction direction) const& {
     const Part& own = part(direction);
     if (!own.data) return {};
     const Format format =

@@ -22,10 +22,13 @@ class Quantized {
     static Quantized empty(const char* name, const QuantizedSpec& spec, const Exec& exec);
 
     const QuantizedSpec& spec() const { return spec_; }
-    // Empty where the direction isn't kept.
-    Operand row() const { return operand(Direction::Row); }
-    Operand column() const { return operand(Direction::Column); }
-    Operand operand(Direction direction) const;
+    // Empty where the direction isn't kept. An operand borrows, so none is lent by a temporary.
+    Operand row() const& { return operand(Direction::Row); }
+    Operand column() const& { return operand(Direction::Column); }
+    Operand operand(Direction direction) const&;
+    Operand row() const&& = delete;
+    Operand column() const&& = delete;
+    Operand operand(Direction direction) const&& = delete;
     int64_t bytes() const;
     // Gives one direction's memory back.
     void drop(Direction direction);

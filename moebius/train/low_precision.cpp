@@ -36,11 +36,14 @@ std::string_view element_name(DType element) {
 
 nn::LowPrecisionOptions low_precision_options(const config::TrainConfig& c) {
     nn::LowPrecisionOptions options;
-    if (!c.fp8_config.enabled) return options;
+    if (c.fp8_config.fp8_recipe.empty()) return options;  // of a command that has no default
     precision::Keywords keywords;
     for (const auto& [key, literal] : c.fp8_config.fp8_recipe_kwargs)
         keywords[key] = keyword_value(key, literal);
-    options.recipe = precision::make_recipe(c.fp8_config.fp8_recipe, c.fp8_config.fp8_format, keywords);
+    // Made where it is not used too: a keyword that is wrong is an error, never ignored.
+    auto recipe = precision::make_recipe(c.fp8_config.fp8_recipe, c.fp8_config.fp8_format, keywords);
+    if (!c.fp8_config.enabled) return options;
+    options.recipe = std::move(recipe);
     for (const std::string& name : c.layer_precision.value_or(std::vector<std::string>()))
         options.layers.push_back(name == "fp8");
     options.persistent = c.fp8_config.quantized_model_init_kwargs.enabled;

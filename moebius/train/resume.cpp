@@ -54,9 +54,16 @@ std::map<std::string, std::string> flat_keys(const std::string& yaml) {
         path.resize(std::min(path.size(), indent / 2));
         path.push_back(line.substr(indent, colon - indent));
         const size_t value = line.find_first_not_of(' ', colon + 1);
-        if (value != std::string::npos) keys[fmt::format("{}", fmt::join(path, "."))] = line.substr(value);
+        // An empty map is as one that is not there: its keys are unset.
+        if (value != std::string::npos && line.substr(value) != "{}")
+            keys[fmt::format("{}", fmt::join(path, "."))] = line.substr(value);
     }
     return keys;
+}
+
+std::string value_of(const std::map<std::string, std::string>& keys, const std::string& key) {
+    const auto found = keys.find(key);
+    return found == keys.end() ? "(unset)" : found->second;
 }
 
 constexpr const char* kMasters = "optimizer_master_weights";
@@ -111,9 +118,11 @@ std::string unused_time_budget(const TrainerState& saved, const TrainerState& no
 std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml) {
     const std::map<std::string, std::string> saved = flat_keys(saved_yaml), now = flat_keys(now_yaml);
     std::vector<std::string> changed;
-    for (const auto& [key, value] : now) {
-        const auto before = saved.find(key);
-        const std::string old = before == saved.end() ? "(unset)" : before->second;
+    std::set<std::string> keys;
+    for (const auto* each : {&saved, &now})
+        for (const auto& [key, value] : *each) keys.insert(key);
+    for (const std::string& key : keys) {
+        const std::string old = value_of(saved, key), value = value_of(now, key);
         if (old != value && !is_about_the_process(key))
             changed.push_back(fmt::format("{}: {} -> {}", key, old, value));
     }
@@ -174,9 +183,12 @@ void check_persistent_weights(const TrainerState& saved, const TrainerState& now
     };
     if (!holds_codes(saved) && !holds_codes(now)) return;
     const auto before = low_precision_keys(saved), after = low_precision_keys(now);
-    for (const auto& [key, value] : after) {
-        const auto found = before.find(key);
-        const std::string old = found == before.end() ? "(unset)" : found->second;
+    // The key itself first: another one that is put back would not help.
+    std::vector<std::string> keys = {kEnabled};
+    for (const auto* each : {&after, &before})
+        for (const auto& [key, value] : *each) keys.push_back(key);
+    for (const std::string& key : keys) {
+        const std::string old = value_of(before, key), value = value_of(after, key);
         if (old == value) continue;
         throw Error(fmt::format(
             "{} = {}, but the checkpoint {} has {}: which weights are held as codes and fp32 masters alone "

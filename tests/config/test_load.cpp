@@ -324,6 +324,8 @@ TEST(Load, PlanningMayAllowWhatThisBuildLacks) {
 
 TEST(Load, LowPrecisionThatContradictsItself) {
     EXPECT_THAT(error_with({"layer_precision=[fp8]"}), HasSubstr("needs fp8_config.enabled = true"));
+    for (const char* enabled : {"fp8_config.enabled=true", "fp8_config.enabled=false"})
+        EXPECT_THAT(error_with({enabled, "layer_precision=[]"}), HasSubstr("layer_precision = [] must list"));
     EXPECT_EQ(load_with({"layer_precision=[bf16]"}).config.layer_precision->size(), 1u);
     EXPECT_THAT(error_with({"fp8_stats_config.enabled=true"}),
                 HasSubstr("fp8_stats_config.enabled = true needs fp8_config.enabled = true"));

@@ -101,6 +101,23 @@ TEST(LowPrecisionDecoder, AllExpertModesHaveTheSameCodes) {
     }
 }
 
+TEST(LowPrecisionDecoder, WeightsThatAreNotKeptLiveAsLongAsTheirProduct) {
+    for (const char* name : kRecipes) {
+        for (const ExpertMode mode : {ExpertMode::Loop, ExpertMode::FusedGroupedMlp}) {
+            DecoderOptions o = options_with(name, mode);
+            SmallModel kept(o);
+            o.low_precision.keep_weights = false;
+            SmallModel again(o);
+            for (SmallModel* m : {&kept, &again}) m->set_batch({24, 40}, 5);
+            for (int i = 0; i < 2; ++i) {
+                const SmallModel::Outcome a = whole_step(kept), b = whole_step(again);
+                EXPECT_EQ(a.loss, b.loss) << name << " step " << i;
+                EXPECT_EQ(a.gradients, b.gradients) << name << " step " << i;
+            }
+        }
+    }
+}
+
 TEST(LowPrecisionDecoder, KeptWeightsChangeNoBitAndAreQuantizedOnceAStep) {
     for (const char* name : kRecipes) {
         DecoderOptions o = options_with(name);

@@ -101,6 +101,10 @@ TEST(Recipe, WrongOnesAreNamed) {
     EXPECT_THAT(refusal("MXFP8BlockScaling", "", {{"fp8_dpa", true}}), HasSubstr("fp8_dpa = true"));
     EXPECT_THAT(refusal("Float8CurrentScaling", "", {{"fp8_quant_fwd_inp.amax_epsilon", -1.0}}),
                 HasSubstr("fp8_quant_fwd_inp.amax_epsilon = -1"));
+    EXPECT_THAT(refusal("Float8CurrentScaling", "", {{"fp8_quant_fwd_inp.amax_epsilon", 1e39}}),
+                HasSubstr("fp8_quant_fwd_inp.amax_epsilon = 1e+39 (Float8CurrentScaling): a number from 0 on "
+                          "that fp32 holds"));
+    EXPECT_THAT(refusal("MXFP8BlockScaling", "", {{"margin", 0.0}}), HasSubstr("an integer is expected"));
 }
 
 TEST(Recipe, ContradictionsAreNamed) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "moebius/base/error.h"
 #include "moebius/train/resolve.h"
@@ -201,6 +202,8 @@ TEST_F(LowPrecisionRun, ARunGoesOnUnderAnotherRecipeAndSaysSo) {
     EXPECT_THAT(notes(), HasSubstr("fp8_config.fp8_recipe: DelayedScaling -> Float8BlockScaling"));
     go_on(keys(3, {"config_kwargs.num_layers_at_start_in_bf16=1"}), 7);
     EXPECT_THAT(notes(), HasSubstr("amax histories begin anew"));
+    go_on(keys(3, {"fp8_config.fp8_recipe_kwargs.amax_history_len=5"}), 8);
+    EXPECT_THAT(notes(), HasSubstr("num_layers_at_start_in_bf16: 1 -> (unset)")) << "a key that went";
 }
 
 const std::vector<std::string> kCodesAlone = {"fp8_config.quantized_model_init_kwargs.enabled=true"};
@@ -235,6 +238,9 @@ TEST_F(LowPrecisionRun, WhichWeightsAreHeldAsCodesStaysWithinARun) {
     EXPECT_THAT(message(keys(0, kCodesAlone)),
                 AllOf(HasSubstr("fp8_config.quantized_model_init_kwargs.enabled = true"),
                       HasSubstr("has false"), HasSubstr("init_from_pretrained=")));
+    EXPECT_THAT(message(keys(3, kCodesAlone)),
+                HasSubstr("fp8_config.quantized_model_init_kwargs.enabled = true"))
+        << "the recipe alone";
     run(overrides("refused", keys(0, with(kCodesAlone, {"checkpoint.resume_from_checkpoint=false",
                                                         "num_train_steps=2"}))));
     EXPECT_THAT(message(keys(0, with(kCodesAlone, {"layer_precision=[fp8, bf16]"}))),
@@ -255,6 +261,12 @@ TEST_F(LowPrecisionRun, BadKeysAreNamedWithTheirValues) {
     EXPECT_THAT(message(keys(0, {"config_kwargs.num_layers_at_start_in_bf16=2",
                                  "config_kwargs.num_layers_at_end_in_bf16=1"})),
                 HasSubstr("num_layers_at_start_in_bf16 = 2"));
+    const std::string most = std::to_string(std::numeric_limits<int64_t>::max());
+    EXPECT_THAT(message(keys(0, {"config_kwargs.num_layers_at_start_in_bf16=" + most,
+                                 "config_kwargs.num_layers_at_end_in_bf16=" + most})),
+                HasSubstr("num_layers_at_end_in_bf16 = " + most));
+    EXPECT_THAT(message({"fp8_config.fp8_recipe_kwargs.margn=1"}),
+                HasSubstr("fp8_recipe_kwargs.margn = 1 (MXFP8BlockScaling): there is no such keyword"));
     EXPECT_THAT(message({"fp8_stats_config.enabled=true"}), HasSubstr("fp8_stats_config.enabled = true"));
     EXPECT_THAT(message({"layer_precision=[fp8, bf16]"}), HasSubstr("fp8_config.enabled"));
     EXPECT_THAT(message({"config_kwargs.num_layers_at_end_in_bf16=1"}),
