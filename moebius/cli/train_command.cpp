@@ -67,7 +67,11 @@ class TerminalSink : public train::Sink {
             line +=
                 fmt::format("\n  count models of the same training bases: order 1: {:.4f}, order 3: {:.4f}",
                             v.order1, v.order3);
-            if (!(v.loss < v.order1)) {
+            if (v.cased) {
+                line +=
+                    "\n  the model's loss contains telling lower case from upper, theirs does not: not to be "
+                    "compared (dataset.uppercase_labels=true leaves it out)";
+            } else if (!(v.loss < v.order1)) {
                 line +=
                     "\n  not below order 1: next to nothing is learnt so far; it may need more steps or more "
                     "data";

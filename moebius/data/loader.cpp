@@ -83,6 +83,10 @@ Position position_now(const WindowSet& windows, const LoaderOptions& options) {
 
 }  // namespace
 
+void check_position(const WindowSet& windows, const LoaderOptions& options) {
+    check_matches(Position::parse(options.position), position_now(windows, options));
+}
+
 BatchShape batch_shape(const WindowSet& windows, const LoaderOptions& options) {
     check_positive("grad_acc_steps", options.grad_acc_steps);
     check_positive("dataset.micro_batch_size", options.micro_batch_size);

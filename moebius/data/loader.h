@@ -40,6 +40,9 @@ struct LoaderOptions {
 // `windows` is asked for the longest one.
 BatchShape batch_shape(const WindowSet& windows, const LoaderOptions& options);
 
+// Throws Error as a Loader with options.position would where that is of other data or options.
+void check_position(const WindowSet& windows, const LoaderOptions& options);
+
 // Not thread-safe: one thread calls it. The batches depend on data, options and rank only, not on the
 // workers.
 class Loader {

@@ -48,13 +48,13 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     check_state_is_kept(saved, state(run.point), run.path);
     run.unused_budget = unused_time_budget(saved, state(run.point));
     check_persistent_weights(saved, state(run.point), run.path);
-    run.complete = run.point.update >= run.point.num_train_steps;
-    if (run.complete) return run;
-    load(*found, saved, exec);
     // The same layout goes on from its own text; another one's positions are joined.
     const std::vector<std::string> positions = found->rank_texts();
     run.point.position = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
     run.changed = changed_settings(saved.config_yaml, config::to_yaml(config_));
+    run.complete = run.point.update >= run.point.num_train_steps;
+    if (run.complete) return run;
+    load(*found, saved, exec);
     if (!model_.decoder().low_precision().buffers().empty() && !same_low_precision(saved, state(run.point)))
         run.changed.emplace_back("amax histories begin anew, with scales of 1");
     if (run.point.num_train_steps != saved.num_train_steps) {

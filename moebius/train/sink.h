@@ -20,6 +20,8 @@ struct ValidationReport {
     int64_t step = 0, labels = 0, batches = 0;
     double loss = 0;
     double order1 = 0, order3 = 0;  // held-out losses of count models of the same training bases; 0: not made
+    // Lower-case letters were labels of their own, which the count models take for the same: not comparable.
+    bool cased = false;
     bool final = false;
 };
 

@@ -186,10 +186,17 @@ bool Trainer::try_resume() {
     update_ = found->point.update;
     result_.checkpoint = found->path;
     result_.first_step = result_.last_step = update_;
+    data::LoaderOptions options = loader_options(c_);
+    options.position = found->point.position;
+    data::check_position(*data_.training, options);
     if (!found->unused_budget.empty()) note("warning: " + found->unused_budget);
     if (found->complete) {
         result_.already_complete = result_.complete = true;
         note(fmt::format("this run is complete: {} has step {} of {}", found->path, update_, num_steps_));
+        if (!found->changed.empty()) {
+            note(fmt::format("warning: it had other settings, and nothing was trained with these: {}",
+                             fmt::join(found->changed, "; ")));
+        }
         note(fmt::format(
             "to prolong it: num_train_steps={}; to start anew: checkpoint.resume_from_checkpoint=false or "
             "another logger.run_dir",
@@ -262,14 +269,18 @@ void Trainer::note_data() const {
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
     constexpr double kWorthSaying = 1e-3;
+    if (!c_.fp8_config.enabled && c_.fp8_config.fp8_recipe != config::Fp8Config{}.fp8_recipe) {
+        note(fmt::format(
+            "warning: fp8_config.fp8_recipe = {} changes nothing while fp8_config.enabled = false",
+            c_.fp8_config.fp8_recipe));
+    }
     const double lower = data_.dataset->lower_case_share();
     if (lower < kWorthSaying) return;
-    note(
-        fmt::format("data: {:.1f}% of the letters are lower case (soft masking), {}", 100 * lower,
-                    c_.dataset.uppercase_labels
-                        ? "and labels are upper case: the model sees the mask and need not predict it"
-                        : "which are tokens of their own: dataset.uppercase_labels=true keeps the model from "
-                          "learning to predict the mask"));
+    note(fmt::format("data: {:.1f}% of the letters are lower case (soft masking), {}", 100 * lower,
+                     c_.dataset.uppercase_labels
+                         ? "and labels are upper case: the model sees the mask and need not predict it"
+                         : "which are tokens of their own: dataset.uppercase_labels=true, in another "
+                           "logger.run_dir, keeps the model from learning to predict the mask"));
 }
 
 // What became of a fusion that was asked for; a lost one is said aloud.

@@ -60,6 +60,13 @@ class CheckpointsTest(program.TestCase):
         for text in ("complete", "step 4 of 4", "num_train_steps=8", "checkpoint.resume_from_checkpoint=false"):
             self.assertIn(text, out)
         self.assertIn("num_train_steps=8", self.train(2).stdout)
+        self.assertNotIn("other settings", out)
+        # What it was not trained with is said, and another genome's model is not taken for this one's.
+        out = self.train(4, "adamw_kwargs.lr=0.25").stdout
+        self.assertIn("nothing was trained with these: adamw_kwargs.lr:", out)
+        self.assertIn("0.25", out)
+        other = program.write_fasta(self.folder / "other.fa", bases=4000, seed=9)
+        self.refused(["training data's checksum", "logger.run_dir"], "train", *program.tiny(other, self.folder, 4))
 
     def test_starting_anew_sets_aside_what_a_run_left_and_nothing_else(self):
         self.train(2)

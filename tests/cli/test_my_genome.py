@@ -36,6 +36,20 @@ class MyGenomeTest(program.TestCase):
         self.assertIn("runs/my_genome-other", out)
         self.assertNotIn("resumed", out)
 
+    def test_lower_case_letters_are_labels_that_count_models_do_not_tell_apart(self):
+        fasta = program.write_fasta(self.folder / "masked.fa", bases=6000)
+        lines = fasta.read_text().splitlines()
+        fasta.write_text("\n".join(line.lower() if i % 3 == 0 and line[0] != ">" else line for i, line in enumerate(lines)))
+        command = ["train", "--config-name", "my_genome", f"dataset.path={fasta}", "num_train_steps=1"]
+        out = self.moebius(*command, "fp8_config.fp8_recipe=Float8BlockScaling").stdout
+        self.assertIn("not to be compared", out)
+        self.assertNotIn("next to nothing", out)
+        self.assertIn("fp8_config.fp8_recipe = Float8BlockScaling changes nothing", out)
+        out = self.moebius(*command, "dataset.uppercase_labels=true", "logger.run_dir=other").stdout
+        self.assertNotIn("not to be compared", out)
+        self.assertNotIn("changes nothing", out)
+        self.assertIn("next to nothing", out)
+
     def test_a_genome_too_small_to_hold_a_part_out(self):
         command = ["train", "--config-name", "my_genome", "time_budget_minutes=0.01"]
         fasta = self.folder / "tiny.fa"
