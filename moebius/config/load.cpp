@@ -120,7 +120,11 @@ Loaded load(const LoadOptions& options) {
     const Applied applied = apply_tree(root, options.choices, loaded.config);
     loaded.places = applied.places;
     if (!applied.missing.empty() && !options.allow_missing) {
-        throw Error(fmt::format("{}", fmt::join(applied.missing, "\n")));
+        const bool bare = options.config_name.empty() && options.config_file.empty();
+        throw Error(fmt::format("{}{}", fmt::join(applied.missing, "\n"),
+                                bare ? "\nA configuration has them all but the data: --config-name my_genome "
+                                       "dataset.path=FILE.fa"
+                                     : ""));
     }
     resolve_folders(applied, loaded);
     check_contradictions(loaded);

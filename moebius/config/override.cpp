@@ -160,7 +160,10 @@ void apply_override(Tree& root, const std::string& text) {
     const size_t begin = text.starts_with("++") ? 2 : text.starts_with("+") ? 1 : 0;
     const size_t equals = text.find('=');
     if (equals == std::string::npos) {
-        throw Error(fmt::format("override {}: the '=' is missing; write key.sub=value", text));
+        const bool file = text.find('/') != std::string::npos || text.find(".fa") != std::string::npos;
+        throw Error(fmt::format(
+            "override {}: the '=' is missing; write {}", text,
+            file ? "dataset.path=" + text : std::string("key.sub=value, without spaces around =")));
     }
     Tree* target = &root;
     for (const std::string& part : split_key(text.substr(begin, equals - begin), text)) {

@@ -84,7 +84,9 @@ TEST(Override, TildeGivesTheDefaultBack) {
 }
 
 TEST(Override, MistakesAreNamed) {
-    EXPECT_EQ(refused("seed"), "override seed: the '=' is missing; write key.sub=value");
+    EXPECT_EQ(refused("seed"),
+              "override seed: the '=' is missing; write key.sub=value, without spaces around =");
+    EXPECT_EQ(refused("data/x.fa"), "override data/x.fa: the '=' is missing; write dataset.path=data/x.fa");
     EXPECT_THAT(refused("=3"), HasSubstr("'' is not a key"));
     EXPECT_THAT(refused("a..b=3"), HasSubstr("'a..b' is not a key"));
     EXPECT_THAT(refused("a b=3"), HasSubstr("'a b' is not a key"));
