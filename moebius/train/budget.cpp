@@ -22,6 +22,8 @@ namespace {
 
 // Share of a matrix product's speed that a whole step reaches.
 constexpr double kStepShare = 0.6;
+// Under a recipe, where operands become codes and numbers again in software: two cores of an EPYC, L0_sanity.
+constexpr double kCodesShareCpu = 0.25;
 constexpr double kGiB = 1 << 30;
 
 // FLOP/s of a product, best of three: of 1024 × 1024 × 512 in fp32, on a GPU of one that fills it.
@@ -48,7 +50,8 @@ double gemm_speed(const Exec& exec, DType run_dtype) {
 
 StepBudget choose_num_steps(const BudgetInput& in, const Exec& exec) {
     const double speed = gemm_speed(exec, in.dtype);
-    const double step_seconds = in.flops_per_step / (kStepShare * speed);
+    const bool software = in.codes && exec.device->kind() == DeviceKind::Cpu;
+    const double step_seconds = in.flops_per_step / ((software ? kCodesShareCpu : kStepShare) * speed);
     const double by_time = std::floor(60.0 * in.minutes / step_seconds);
     const double by_data = std::ceil(kMaxEpochs * static_cast<double>(in.training_tokens) /
                                      static_cast<double>(in.tokens_per_step));

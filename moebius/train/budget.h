@@ -13,6 +13,7 @@ struct BudgetInput {
     double flops_per_step = 0;
     double minutes = 10;
     DType dtype = DType::F32;
+    bool codes = false;  // under a recipe of low precision
 };
 
 struct StepBudget {

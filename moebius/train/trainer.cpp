@@ -310,7 +310,8 @@ void Trainer::choose_steps(double flops_per_step) {
                           .tokens_per_step = loader_->shape().capacity * c_.grad_acc_steps,
                           .flops_per_step = flops_per_step,
                           .minutes = c_.time_budget_minutes.value_or(10.0),
-                          .dtype = run_.dtype},
+                          .dtype = run_.dtype,
+                          .codes = model_.options().low_precision.recipe != nullptr},
                          run_.exec);
     num_steps_ = budget.steps;
     note(fmt::format("num_train_steps = {} chosen: {}", num_steps_, budget.reason));

@@ -8,6 +8,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/train/control_group.h"
+#include "tests/test_machine.h"
 
 namespace moebius::train {
 namespace {
@@ -39,6 +40,19 @@ TEST(Budget, TheCopyOfAsyncSaveCounts) {
     // What does not fit by itself is not blamed on the copy.
     EXPECT_THAT(refusal(numel * 4, fp32, true),
                 AllOf(HasSubstr("parameters need"), Not(HasSubstr("async_save"))));
+}
+
+// Codes are made and read in software on a CPU: fewer steps fit. The product that is timed varies, so the two
+// are far apart.
+TEST(Budget, ARecipeOnTheCpuTakesFewerSteps) {
+    TestMachine machine;
+    if (machine.on_gpu()) GTEST_SKIP() << "about the CPU";
+    const BudgetInput plain{.training_tokens = int64_t{1} << 50, .flops_per_step = 1e9};
+    BudgetInput codes = plain;
+    codes.codes = true;
+    const int64_t steps = choose_num_steps(plain, machine.exec).steps;
+    EXPECT_LT(choose_num_steps(codes, machine.exec).steps, steps / 2);
+    EXPECT_GT(choose_num_steps(codes, machine.exec).steps, steps / 20);
 }
 
 TEST(ControlGroup, ItsOwnAndThoseAroundIt) {
