@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "moebius/base/checksum.h"
@@ -17,12 +18,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool has_known_suffix(std::string_view name) {
+std::string in_lower_case(std::string text) {
+    for (char& letter : text)
+        if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
+    return text;
+}
+
+// Without .gz and the like.
+std::string unpacked_name(const std::string& path) {
+    const std::string lower = in_lower_case(path);
     for (const std::string_view packed : {".gz", ".bgz", ".bgzf"})
-        if (name.ends_with(packed)) {
-            name.remove_suffix(packed.size());
-            break;
-        }
+        if (lower.ends_with(packed)) return path.substr(0, path.size() - packed.size());
+    return path;
+}
+
+bool has_known_suffix(const std::string& path) {
+    const std::string name = in_lower_case(unpacked_name(path));
     for (const FormatRow& row : formats())
         for (const std::string_view suffix : row.suffixes)
             if (name.ends_with(suffix)) return true;
@@ -30,19 +41,36 @@ bool has_known_suffix(std::string_view name) {
 }
 
 void expand_directory(const std::string& directory, std::vector<std::string>& out) {
-    std::vector<std::string> taken, passed_over;
+    std::vector<std::string> taken, passed_over, folders;
     std::error_code error;
     for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
          entry.increment(error)) {
         const std::string path = entry->path().string();
-        (has_known_suffix(path) ? taken : passed_over).push_back(path);
+        std::error_code unknown;
+        const bool folder = entry->is_directory(unknown);
+        (folder ? folders : has_known_suffix(path) ? taken : passed_over).push_back(path);
     }
     if (error) throw Error(fmt::format("cannot read {}: {} (dataset.path)", directory, error.message()));
+    const std::string inner =
+        folders.empty() ? ""
+                        : fmt::format(
+                              "; {} folders in it, which are not searched: dataset.path={} names files "
+                              "in them",
+                              folders.size(), (fs::path(directory) / "*" / "*.fna").string());
     if (taken.empty())
         throw Error(fmt::format(
             "dataset.path = {}: the directory holds no file of a known format (.fa, .fasta, .fna, "
-            "…, also with .gz); {} other files",
-            directory, passed_over.size()));
+            "…, also with .gz); {} other files{}",
+            directory, passed_over.size(), inner));
+    // Packed and unpacked, the same bases would be trained on and held out.
+    std::map<std::string, std::string> names;
+    for (const std::string& path : taken) {
+        const auto [at, added] = names.emplace(unpacked_name(path), path);
+        if (!added)
+            throw Error(fmt::format("dataset.path = {}: {} and {} look like one file twice; name one of them",
+                                    directory, at->second, path));
+    }
+    if (!folders.empty()) log_info(directory + inner);
     if (!passed_over.empty())
         log_info(fmt::format("{}: {} files taken, {} passed over for their suffix, among them {}", directory,
                              taken.size(), passed_over.size(),

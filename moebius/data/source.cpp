@@ -12,7 +12,7 @@ namespace moebius::data {
 const std::vector<FormatRow>& formats() {
     static const std::vector<FormatRow> rows = {
         {"fasta",
-         {".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn", ".fas", ".mpfa"},
+         {".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn", ".fas", ".fsa", ".mpfa"},
          &sniff_fasta,
          &open_fasta},
     };

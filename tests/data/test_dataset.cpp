@@ -160,5 +160,24 @@ TEST(Inputs, Errors) {
     EXPECT_THAT(error_of([&] { open({dir / "missing.fa"}); }), HasSubstr("No such file"));
 }
 
+TEST(Inputs, FilesOfADirectory) {
+    const TempDir dir;
+    const std::string upper = dir.write("B.FASTA", ">a\nA\n"),
+                      packed = dir.write("c.Fsa.GZ", gzip_member(">a\nC"));
+    dir.write("d.txt", "x");
+    std::filesystem::create_directory(dir / "a.fna");  // a folder all the same
+    EXPECT_EQ(expand_paths({dir / "."}).size(), 2u);
+    EXPECT_THAT(expand_paths({dir / "."}).front(), HasSubstr("B.FASTA"));
+    std::filesystem::remove(upper);
+    std::filesystem::remove(packed);
+    EXPECT_THAT(error_of([&] { expand_paths({dir / "."}); }),
+                AllOf(HasSubstr("1 other files"), HasSubstr("1 folders in it"), HasSubstr("*.fna")));
+    // One file twice: what is held out would be trained on.
+    dir.write("x.fa", ">a\nA\n");
+    dir.write("x.fa.gz", gzip_member(">a\nA"));
+    EXPECT_THAT(error_of([&] { expand_paths({dir / "."}); }),
+                AllOf(HasSubstr("x.fa "), HasSubstr("x.fa.gz"), HasSubstr("twice")));
+}
+
 }  // namespace
 }  // namespace moebius::data::testing
