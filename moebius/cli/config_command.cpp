@@ -1,7 +1,11 @@
 // moebius config: the resolved configuration, or the page that documents every key.
+#include <fmt/format.h>
+
+#include "moebius/base/error.h"
 #include "moebius/cli/configuration.h"
 #include "moebius/cli/terminal.h"
 #include "moebius/config/print.h"
+#include "moebius/models/model.h"
 #include "moebius/train/resolve.h"
 
 namespace moebius::cli {
@@ -28,10 +32,25 @@ class ConfigCommand : public Command {
         print_raw(
             config::to_yaml(loaded.config, places_ ? loaded.places : std::map<std::string, std::string>{}));
         for (const std::string& line : config::not_honoured(loaded.config)) print_error("note: " + line);
+        if (loaded.config.config_name_or_path.empty()) return 0;
+        // What only the model can tell: unknown keys of config_kwargs, sizes that do not go together.
+        try {
+            check_model(loaded.config);
+        } catch (const Error& error) {
+            print_error(fmt::format("note: train refuses this: {}", error.what()));
+        }
         return 0;
     }
 
   private:
+    void check_model(const config::TrainConfig& c) const {
+        std::vector<std::filesystem::path> dirs = shipped_config_dirs();
+        if (!arguments_.config_path.empty()) dirs.insert(dirs.begin(), arguments_.config_path);
+        const models::Model model(config::ModelConfig::load(c.config_name_or_path, dirs, c.config_kwargs),
+                                  train::model_options(c));
+        train::check_aux_loss(model, c);
+    }
+
     ConfigurationArguments arguments_;
     bool places_ = false, docs_ = false;
 };

@@ -216,6 +216,19 @@ class BadConfigurationTest(program.TestCase):
         self.refused("config.json:1", *self.arguments, f"config_name_or_path={self.folder}")
         self.refused("config_name_or_path = l0_sanit", *self.arguments, "config_name_or_path=l0_sanit")
 
+    def test_config_says_what_train_would_refuse_of_a_model(self):
+        command = ["config", "--config-name", "my_genome", "dataset.path=x.fa"]
+        self.assertNotIn("refuses", self.moebius(*command).stderr)
+        for override, expected in [
+            ("config_kwargs.hiden_size=128", "hidden_size"),
+            ("config_kwargs.hidden_size=100", "head_dim"),
+            ("layer_precision=[fp8]", "layer_precision"),
+        ]:
+            with self.subTest(override):
+                error = self.moebius(*command, override, "fp8_config.enabled=true").stderr
+                self.assertIn("note: train refuses this: ", error)
+                self.assertIn(expected, error)
+
     def test_memory_that_a_limit_does_not_leave(self):
         if b"__asan_init" in pathlib.Path(program.PROGRAM).read_bytes():
             self.skipTest("AddressSanitizer reserves more address space than any limit leaves")
