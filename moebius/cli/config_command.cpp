@@ -44,10 +44,9 @@ class ConfigCommand : public Command {
 
   private:
     void check_model(const config::TrainConfig& c) const {
-        std::vector<std::filesystem::path> dirs = shipped_config_dirs();
-        if (!arguments_.config_path.empty()) dirs.insert(dirs.begin(), arguments_.config_path);
-        const models::Model model(config::ModelConfig::load(c.config_name_or_path, dirs, c.config_kwargs),
-                                  train::model_options(c));
+        const models::Model model(
+            config::ModelConfig::load(c.config_name_or_path, arguments_.config_dirs(), c.config_kwargs),
+            train::model_options(c));
         train::check_aux_loss(model, c);
     }
 

@@ -36,4 +36,10 @@ config::LoadOptions ConfigurationArguments::options() const {
             .choices = train::registry_choices()};
 }
 
+std::vector<std::filesystem::path> ConfigurationArguments::config_dirs() const {
+    std::vector<std::filesystem::path> dirs = shipped_config_dirs();
+    if (!config_path.empty()) dirs.insert(dirs.begin(), config_path);
+    return dirs;
+}
+
 }  // namespace moebius::cli

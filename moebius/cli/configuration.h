@@ -12,6 +12,8 @@ struct ConfigurationArguments {
 
     void declare(Arguments& arguments);
     config::LoadOptions options() const;
+    // Where models/NAME/config.json is looked for: --config-path, then what is shipped.
+    std::vector<std::filesystem::path> config_dirs() const;
 };
 
 }  // namespace moebius::cli

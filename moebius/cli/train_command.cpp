@@ -100,13 +100,10 @@ class TrainCommand : public Command {
     int run(const std::vector<std::string>& command_line) override {
         TerminalSink sink;
         train::TrainOptions options{.loaded = config::load(arguments_.options()),
-                                    .config_dirs = shipped_config_dirs(),
+                                    .config_dirs = arguments_.config_dirs(),
                                     .command_line = command_line,
                                     .stop = &install_signals(),
                                     .sink = &sink};
-        if (!arguments_.config_path.empty()) {
-            options.config_dirs.insert(options.config_dirs.begin(), arguments_.config_path);
-        }
         const train::TrainResult result = train::train(options);
         if (output_closed()) {
             throw Error(fmt::format("standard output cannot be written ({}): {}", output_failure(),

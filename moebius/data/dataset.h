@@ -51,6 +51,8 @@ class Dataset {
     const std::vector<FileStats>& files() const { return files_; }
     // Of all residues, those in lower case; 0 to 1.
     double lower_case_share() const;
+    // Whether that share is worth saying.
+    bool soft_masked() const { return lower_case_share() >= 1e-3; }
     const Tokenizer& tokenizer() const { return *tokenizer_; }
     std::shared_ptr<const Tokenizer> shared_tokenizer() const { return tokenizer_; }
 

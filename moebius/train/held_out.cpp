@@ -26,7 +26,7 @@ std::optional<ValidationReport> HeldOut::measure(models::Model& model, nn::Run r
             return data::count_model_loss(*data_.dataset, data_.training_ranges, data_.held_out_ranges, order)
                 .nats;
         };
-        report.cased = data_.dataset->lower_case_share() > 1e-3 && !config_.dataset.uppercase_labels;
+        report.cased = data_.dataset->soft_masked() && !config_.dataset.uppercase_labels;
         report.order1 = compare(1);
         report.order3 = compare(3);
     }

@@ -268,15 +268,14 @@ StepPlan Trainer::make_step() {
 void Trainer::note_data() const {
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
-    constexpr double kWorthSaying = 1e-3;
     if (!c_.fp8_config.enabled && c_.fp8_config.fp8_recipe != config::Fp8Config{}.fp8_recipe) {
         note(fmt::format(
             "warning: fp8_config.fp8_recipe = {} changes nothing while fp8_config.enabled = false",
             c_.fp8_config.fp8_recipe));
     }
-    const double lower = data_.dataset->lower_case_share();
-    if (lower < kWorthSaying) return;
-    note(fmt::format("data: {:.1f}% of the letters are lower case (soft masking), {}", 100 * lower,
+    if (!data_.dataset->soft_masked()) return;
+    note(fmt::format("data: {:.1f}% of the letters are lower case (soft masking), {}",
+                     100 * data_.dataset->lower_case_share(),
                      c_.dataset.uppercase_labels
                          ? "and labels are upper case: the model sees the mask and need not predict it"
                          : "which are tokens of their own: dataset.uppercase_labels=true, in another "

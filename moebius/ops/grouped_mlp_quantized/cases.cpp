@@ -4,6 +4,7 @@
 #include "moebius/ops/case.h"
 #include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
 #include "moebius/ops/quantize/cases_codes.h"
+#include "moebius/ops/swiglu/cases_reference.h"
 #include "moebius/tensor/quantized.h"
 
 namespace moebius::ops {
@@ -54,21 +55,7 @@ std::string name_of(const Problem& p) {
 
 // ---- Reference -------------------------------------------------------------------------------------------
 
-template <class Real>
-struct Glu {
-    Real value, by_gate, by_up;
-};
-template <class Real>
-Glu<Real> glu(Real gate, Real up, const GluOptions& options) {
-    const bool clamped = options.kind == GluKind::ClampedQuickGeGlu;
-    const Real limit = options.limit, alpha = clamped ? Real(options.alpha) : Real(1);
-    const Real a = clamped && gate > limit ? limit : gate;
-    const Real u = clamped ? std::min(std::max(up, -limit), limit) + Real(options.offset) : up;
-    const Real s = Real(1) / (Real(1) + std::exp(-alpha * a));
-    const Real by_gate = clamped && gate > limit ? Real(0) : s + alpha * a * s * (Real(1) - s);
-    const Real by_up = clamped && (up > limit || up < -limit) ? Real(0) : Real(1);
-    return {a * s * u, by_gate * u, a * s * by_up};
-}
+using reference::glu;
 
 // A matrix of one expert.
 template <class Real>

@@ -33,6 +33,8 @@ void grouped_mlp_quantized(const GroupedMlpQuantizedArgs& a, const Exec& outer) 
     down_product(a, exec);
 }
 
+namespace {
+
 void down_gradient(const GroupedMlpQuantizedBackwardArgs& a, const Exec& exec) {
     grouped_gemm_quantized({.kind = GemmKind::Wgrad,
                             .a = a.dy_column,
@@ -61,6 +63,8 @@ void gradients_from_dc(const GroupedMlpQuantizedBackwardArgs& a, const Exec& exe
                             .fast_accumulation = a.fast_dgrad},
                            exec);
 }
+
+}  // namespace
 
 void grouped_mlp_quantized_backward(const GroupedMlpQuantizedBackwardArgs& a, const Exec& outer) {
     const Exec exec = without_cost(outer);

@@ -8,10 +8,7 @@ namespace moebius::ops::composed {
 void grouped_mlp_quantized(const GroupedMlpQuantizedArgs& args, const Exec& exec);
 void grouped_mlp_quantized_backward(const GroupedMlpQuantizedBackwardArgs& args, const Exec& exec);
 
-// Parts of these, for variants that do the rest themselves. Forward's second product; in backward all that
-// comes after dC, and before it ddown.
+// Forward's second product, for variants that do the rest themselves.
 void down_product(const GroupedMlpQuantizedArgs& args, const Exec& exec);
-void down_gradient(const GroupedMlpQuantizedBackwardArgs& args, const Exec& exec);
-void gradients_from_dc(const GroupedMlpQuantizedBackwardArgs& args, const Exec& exec);
 
 }  // namespace moebius::ops::composed
