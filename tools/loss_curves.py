@@ -115,6 +115,20 @@ def plot(runs, title):
     return "\n".join([*parts, "</svg>", ""])
 
 
+def write(options, model, runs, version):
+    """MODEL.json and MODEL.svg of the runs that have ended; returns the summary."""
+    own = sorted((run for run in runs if run["model"] == model), key=lambda run: (list(RECIPES).index(run["precision"]), run["seed"]))
+    summary = compare(own)
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    head = {"model": {"config": "L0_sanity", **MODELS[model]}, "steps": options.steps, "device": options.device, "program": version, "date": date}
+    body = ",\n".join(json.dumps(run) for run in own)
+    text = json.dumps({**head, "held_out": summary})[:-1] + f', "runs": [\n{body}\n]}}\n'
+    (options.out / f"{model}.json").write_text(text, encoding="utf-8")
+    title = f"{model}: L0_sanity{'' if model == 'l0' else ', 4 layers, 512 wide, 16 experts'}, E. coli 536"
+    (options.out / f"{model}.svg").write_text(plot(own, title), encoding="utf-8")
+    return summary
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/cuda/bin/moebius")
@@ -150,21 +164,12 @@ def main():
                 runs.append(done.result())
                 run = runs[-1]
                 print(f"curves: {run['model']}, {run['precision']}, seed {run['seed']}: held-out {run['held_out']:.5f}", flush=True)
+                write(options, run["model"], runs, version)
             except (RuntimeError, OSError, ValueError, LookupError) as error:
                 failures.append(str(error))
                 print(f"curves: FAILED {error}", flush=True)
-    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     for model in options.models:
-        own = sorted((run for run in runs if run["model"] == model), key=lambda run: (list(RECIPES).index(run["precision"]), run["seed"]))
-        if not own:
-            continue
-        summary = compare(own)
-        head = {"model": {"config": "L0_sanity", **MODELS[model]}, "steps": options.steps, "device": options.device, "program": version, "date": date}
-        body = ",\n".join(json.dumps(run) for run in own)
-        text = json.dumps({**head, "held_out": summary})[:-1] + f', "runs": [\n{body}\n]}}\n'
-        (options.out / f"{model}.json").write_text(text, encoding="utf-8")
-        (options.out / f"{model}.svg").write_text(plot(own, f"{model}: L0_sanity{'' if model == 'l0' else ', 4 layers, 512 wide, 16 experts'}, E. coli 536"), encoding="utf-8")
-        for precision, row in summary.items():
+        for precision, row in (write(options, model, runs, version) if any(run["model"] == model for run in runs) else {}).items():
             print(f"curves: {model}: {precision}: {row}")
     return 1 if failures else 0
 
