@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(kThreads) delayed_scaling_any(const Parameters
         __syncthreads();  // parts of the round before
         if (threadIdx.x < half) parts[threadIdx.x] = larger(parts[threadIdx.x], parts[threadIdx.x + half]);
     }
-    const float amax = parts[0];  // of thread 0 itself
-    if (threadIdx.x != 0 || !(amax > 0.0f && isfinite(amax))) return;
+    if (threadIdx.x != 0) return;
+    const float amax = parts[0];  // by this thread itself
+    if (!(amax > 0.0f && isfinite(amax))) return;
     const float quotient = ldexpf(__fdiv_rn(p.largest, amax), -p.margin);
     p.scale[n] = isinf(quotient) ? FLT_MAX : quotient;
 }
