@@ -1,8 +1,11 @@
 """Training steps of tools/bench_gpu.py, beside Hugging Face's: gpu_step.json."""
 
 import dataclasses
+import pathlib
 import statistics
+import tempfile
 
+import bench_gpu_parts
 from bench_gpu_common import GIB, ROOT, Failed, Process, clocks_of, json_of, note, rounded, side
 
 FINE = {"hidden_size": 2048, "intermediate_size": 1024, "num_local_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 4}
@@ -28,6 +31,7 @@ class Kind:
     micro_batches: int = 1
     recipe: str = ""  # of low precision: one of RECIPES
     experts: tuple = ("grouped_mm", "eager")
+    parts: bool = False  # a run under a tracer says what the step consists of
 
     @property
     def name(self):
@@ -36,9 +40,9 @@ class Kind:
 
 
 STEPS = [
-    Kind("8x7b_2l"),
-    Kind("fine_64e_4l"),
-    *(Kind(shape, recipe=recipe, experts=()) for recipe in RECIPES for shape in SHAPES),
+    Kind("8x7b_2l", parts=True),
+    Kind("fine_64e_4l", parts=True),
+    *(Kind(shape, recipe=recipe, experts=(), parts=recipe == "fp8_block") for recipe in RECIPES for shape in SHAPES),
     Kind("8x7b_2l", micro_batches=4, experts=("grouped_mm",)),
     Kind("8x7b_2l", recipe="fp8_block", micro_batches=4, experts=()),
     Kind("8x7b_2l", recipe="fp8_block", compared=False, experts=()),
@@ -52,15 +56,16 @@ class Steps:
         self.bench = bench
         self.options = bench.options
 
-    def our_step(self, kind, mode):
+    def command(self, kind, mode, warm, steps):
         shape = [f"config_kwargs.{key}={value}" for key, value in SHAPES[kind.shape].items()]
         shape += COMPARED if kind.compared else []
         shape += ["fp8_config.enabled=true", f"fp8_config.fp8_recipe={RECIPES[kind.recipe]}"] if kind.recipe else []
         shape += [f"grad_acc_steps={kind.micro_batches}"] if kind.micro_batches > 1 else []
         command = [self.options.bin / "moebius_bench", "train", "--config=bench_8x7b_layers", f"--configs={ROOT / 'configs'}", "--rows=2", "--length=8192"]
-        command += [f"--warm={2 if self.options.quick else 3}", f"--steps={self.options.samples}"]
-        command += ["dtype=bf16", f"expert_ffn_mode={mode}", *shape]
-        program = Process("moebius_bench", command)
+        return [*command, f"--warm={warm}", f"--steps={steps}", "dtype=bf16", f"expert_ffn_mode={mode}", *shape]
+
+    def our_step(self, kind, mode):
+        program = Process("moebius_bench", self.command(kind, mode, 2 if self.options.quick else 3, self.options.samples))
         came, result = 0.0, None
         while item := program.next(self.bench.deadline):
             line = json_of(item[1])
@@ -70,6 +75,22 @@ class Steps:
             raise Failed("moebius_bench gave no result")
         self.bench.built(result)
         return result, self.bench.meter.between(came - sum(result["samples"]), came)
+
+    def our_parts(self, kind, mode):
+        """What the step consists of, from a run of its own under the tracer, as warm as the other."""
+        tracer = self.options.bin.parent / "lib" / "libmoebius_kernel_times.so"
+        if not tracer.is_file():
+            raise Failed(f"{tracer} was not built")
+        with tempfile.TemporaryDirectory() as folder:
+            trace = pathlib.Path(folder) / "trace"
+            environment = {"CUDA_INJECTION64_PATH": str(tracer), "MOEBIUS_KERNEL_TIMES": str(trace)}
+            program = Process("moebius_bench, traced", self.command(kind, mode, 6, 6), environment)
+            while program.next(self.bench.deadline):
+                pass
+            found = bench_gpu_parts.parts(bench_gpu_parts.read(trace)) if trace.is_file() else None
+        if found is None:
+            raise Failed("the trace shows no step that repeats")
+        return found
 
     def their_step(self, kind):
         """{side: (line, clocks and watts)}"""
@@ -102,11 +123,17 @@ class Steps:
             bf16.setdefault((kind.shape, kind.micro_batches), theirs)
             for name, (line, _) in theirs.items():
                 note(f"{case}: {name}: {line['median']:.2f} ms, {line.get('back_to_back', 0):.2f} queued ({self.bench.seconds()})")
+            traced = {}
+            for mode in ours if kind.parts else ():
+                try:
+                    traced[mode] = self.our_parts(kind, mode)
+                except Failed as error:
+                    self.bench.fail(f"parts of {case}, {mode}", error)
             for mode, (result, at) in ours.items():
-                self.bench.cases["step"] += self.cases_of(kind, mode, result, at, theirs)
+                self.bench.cases["step"] += self.cases_of(kind, mode, result, at, theirs, traced.get(mode))
             self.bench.write("step")
 
-    def cases_of(self, kind, mode, result, at, theirs):
+    def cases_of(self, kind, mode, result, at, theirs, traced):
         samples = [1e3 * s for s in result["samples"]]
         median = statistics.median(samples)
         memory = result.get("memory", {})
@@ -137,6 +164,7 @@ class Steps:
         more["shapes"] = {**shapes, "parameters": result["parameters"]}
         more["routing"] = "learned"
         more["kernels"] = kernels
+        more["traced"] = traced or {}
         more["loss"] = [result.get("first_loss"), result.get("last_loss")]
         cases = [self.bench.case(f"train_step.{kind.name}", "ms", "lower", side(samples, variant=mode), at, **more)]
         spread = result.get("enqueue_seconds", {})

@@ -120,6 +120,10 @@ def details(cases):
         parts += [f"commit {case['commit'][:12]}", case["date"]]
         if case.get("memory_gib"):
             parts.append("memory " + ", ".join(f"{side} {number(gib)} GiB" for side, gib in sorted(case["memory_gib"].items())))
+        if case.get("traced"):
+            traced = case["traced"]
+            sums = ", ".join(f"{part} {number(ms)}" for part, ms in traced["parts_ms"].items())
+            parts.append(f"parts, from a traced run of {number(traced['step_ms'])} ms a step: {sums}; busy {number(traced['busy_ms'])} ms")
         text.append(f"- `{case['case']}` ({name}): " + "; ".join(parts))
     return "\n".join(text) + "\n" if text else ""
 
@@ -221,6 +225,7 @@ def self_test():
         if text.count(", one_way |") != 1 or text.count(", another |") != 1:
             failures.append(f"two variants of a case: {text}")
         on_gpu = {**case, "watts": 690, "clocks_mhz": {"sm": 1410}, "optimizer_state": {"ours": "fp32"}, "routing": "skewed"}
+        on_gpu["traced"] = {"parts_ms": {"experts": 600, "attention": 300}, "busy_ms": 900, "step_ms": 901, "kernels": 7}
         (root / "bench/results/a.json").write_text(json.dumps([on_gpu]), encoding="utf-8")
         timed = {**case, "unreliable": False, "others": {}, "rate": {"GFLOP/s": 3, "GB/s": 40}}
         if figure(timed["ours"], timed) != "1,000 ms (40 GB/s)" or other_sides(timed) != "–":
@@ -230,7 +235,7 @@ def self_test():
         (root / "bench/results/gpu_tests.json").write_text(json.dumps(tests), encoding="utf-8")
         written = pages(root)
         text = written[root / "docs/performance.md"]
-        if "; 690 W at 1,410 MHz; " not in text or "; ours: fp32; " not in text:
+        if "; 690 W at 1,410 MHz; " not in text or "; ours: fp32; " not in text or "a step: experts 600, attention 300; busy 900 ms" not in text:
             failures.append(f"a result of a GPU: {text}")
         line = "commit 0123456789ab): 4,003 passed, 0 failed, 2 skipped; memcheck: 29 of 30 operations clean.\n"
         if line not in text or line not in written[root / "README.md"] or "train_step" in written[root / "README.md"]:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Puts a CUDA toolkit that is enough to compile and link Moebius at build/cuda_toolkit, from NVIDIA's PyPI packages, which
-# are only unpacked: nvcc, the runtime, the headers of cuBLAS. For machines without a toolkit, CI's for example; it asks
+# are only unpacked: nvcc, the runtime, the headers of cuBLAS and CUPTI. For machines without a toolkit, CI's for example; it asks
 # for no GPU and no root. Prints the path of nvcc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96
-    nvidia-cuda-cccl==13.0.85 nvidia-nvtx==13.0.85 nvidia-cublas==13.1.0.3)
+    nvidia-cuda-cccl==13.0.85 nvidia-nvtx==13.0.85 nvidia-cublas==13.1.0.3 nvidia-cuda-cupti==13.0.85)
 folder=build/cuda_toolkit
 nvcc=$PWD/$folder/bin/nvcc
 if [ -x "$nvcc" ]; then
