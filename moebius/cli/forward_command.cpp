@@ -32,8 +32,10 @@ class ForwardCommand : public Command {
                          "loop, grouped_linear, fused_grouped_mlp", false);
         arguments.option("--activation-checkpointing", config_.activation_checkpointing,
                          "none, moe, attention, full", false);
-        arguments.option("--fp8-recipe", config_.fp8_config.fp8_recipe,
-                         "Quantize as fp8_config.fp8_recipe does: " + list(precision::recipe_names()), false);
+        arguments.option(
+            "--fp8-recipe", recipe_,
+            "Quantize as fp8_config.fp8_recipe does: none (default), " + list(precision::recipe_names()),
+            false);
         arguments.option("--fp8-format", config_.fp8_config.fp8_format, "E4M3 (default) or HYBRID", false);
         arguments.option("--device", config_.device, "auto (default), cpu, cuda", false);
         arguments.number("--threads", threads_, "CPU threads; 0: all");
@@ -49,7 +51,10 @@ class ForwardCommand : public Command {
         if (threads_ < 0 || threads_ > kMaxThreads) {
             throw Error(fmt::format("--threads {} must be between 0 and {}", threads_, kMaxThreads));
         }
-        config_.fp8_config.enabled = !config_.fp8_config.fp8_recipe.empty();
+        if (recipe_.empty())
+            throw Error("--fp8-recipe has no name after it: none, " + list(precision::recipe_names()));
+        config_.fp8_config.enabled = recipe_ != "none";
+        if (config_.fp8_config.enabled) config_.fp8_config.fp8_recipe = recipe_;
         if (!config_.fp8_config.enabled && config_.fp8_config.fp8_format != "E4M3") {
             throw Error(fmt::format("--fp8-format {} needs --fp8-recipe", config_.fp8_config.fp8_format));
         }
@@ -79,13 +84,6 @@ class ForwardCommand : public Command {
     }
 
   private:
-    // A recipe that is named is one that is asked for.
-    static config::TrainConfig without_recipe() {
-        config::TrainConfig config;
-        config.fp8_config.fp8_recipe.clear();
-        return config;
-    }
-
     static constexpr int kMaxThreads = 1024;  // as num_threads of a configuration
 
     static std::string list(const std::vector<std::string>& words) {
@@ -138,7 +136,8 @@ class ForwardCommand : public Command {
     std::vector<std::string> kernels_;
     bool gradients_ = false;
     int threads_ = 0;
-    config::TrainConfig config_ = without_recipe();
+    config::TrainConfig config_;
+    std::string recipe_ = "none";
 };
 
 }  // namespace

@@ -44,6 +44,8 @@ class DatasetReader {
         if (limit_ <= 0) limit_ = machine_memory() / 10 * 9;
         for (int byte = 0; byte < 256; ++byte)
             known_[static_cast<size_t>(byte)] = data.tokenizer().is_known(static_cast<char>(byte));
+        for (int32_t id = 0; id < data.tokenizer().vocab_size(); ++id)
+            certain_.push_back(data.tokenizer().is_certain(id));
     }
 
     void read_all() {
@@ -102,6 +104,7 @@ class DatasetReader {
             for (const char c : piece) stats.lower_case += c >= 'a' && c <= 'z';
             ids_.clear();
             data_.tokenizer().encode_residues(piece, ids_);
+            for (const int32_t id : ids_) stats.uncertain += !certain_[static_cast<size_t>(id)];
             data_.store_.append(ids_);
             sum_.update(ids_.data(), ids_.size() * sizeof(int32_t));
             check_memory(data_.store_.bytes() - TokenStore::kBlockTokens * data_.store_.width());
@@ -166,6 +169,7 @@ class DatasetReader {
     const DatasetOptions& options_;
     int64_t limit_;
     std::array<bool, 256> known_{};
+    std::vector<uint8_t> certain_;  // by token
     std::vector<int32_t> ids_;
     std::string first_unknown_;
     Checksum sum_;
@@ -186,13 +190,13 @@ const Dataset::Record& Dataset::at(int64_t record) const {
     return records_[static_cast<size_t>(record)];
 }
 
-double Dataset::lower_case_share() const {
-    double lower = 0, all = 0;
+double Dataset::share_of(int64_t FileStats::*count) const {
+    double counted = 0, all = 0;
     for (const FileStats& file : files_) {
-        lower += static_cast<double>(file.lower_case);
+        counted += static_cast<double>(file.*count);
         all += static_cast<double>(file.residues);
     }
-    return all > 0 ? lower / all : 0;
+    return all > 0 ? counted / all : 0;
 }
 
 int64_t Dataset::index_in_file(int64_t record) const {

@@ -27,6 +27,7 @@ struct FileStats {
     int64_t records = 0, empty_records = 0, residues = 0;
     int64_t unknown = 0;     // residues outside the tokenizer's alphabet
     int64_t lower_case = 0;  // letters in lower case: soft masking
+    int64_t uncertain = 0;   // those that stand for no one base, as N, or for one that is not of DNA: U
 };
 
 class Dataset {
@@ -50,7 +51,9 @@ class Dataset {
     int64_t memory_bytes() const { return store_.bytes(); }
     const std::vector<FileStats>& files() const { return files_; }
     // Of all residues, those in lower case; 0 to 1.
-    double lower_case_share() const;
+    double lower_case_share() const { return share_of(&FileStats::lower_case); }
+    // And those that Tokenizer::is_certain denies.
+    double uncertain_share() const { return share_of(&FileStats::uncertain); }
     // Whether that share is worth saying.
     bool soft_masked() const { return lower_case_share() >= 1e-3; }
     const Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -65,6 +68,7 @@ class Dataset {
     std::string describe(int64_t record, int64_t begin, int64_t end) const;
 
   private:
+    double share_of(int64_t FileStats::*count) const;
     struct Record {
         int64_t first, length, name_begin;
         int32_t file, name_length;

@@ -199,7 +199,7 @@ bool Trainer::try_resume() {
         }
         note(fmt::format(
             "to prolong it: num_train_steps={}; to start anew: checkpoint.resume_from_checkpoint=false or "
-            "another logger.run_dir",
+            "another logger.run_dir (words of the command; with make: make run ARGS=\"…\")",
             2 * std::max(num_steps_, update_)));
         return true;
     }
@@ -272,6 +272,13 @@ void Trainer::note_data() const {
         note(fmt::format(
             "warning: fp8_config.fp8_recipe = {} changes nothing while fp8_config.enabled = false",
             c_.fp8_config.fp8_recipe));
+    }
+    if (const double share = data_.dataset->uncertain_share();
+        share >= 0.01 && c_.dataset.mask_degenerate_bases) {
+        note(fmt::format(
+            "data: {:.1f}% of the letters are not A, C, G or T (N, other IUPAC codes, U of RNA) and "
+            "are no labels: dataset.mask_degenerate_bases=false makes them labels",
+            100 * share));
     }
     if (!data_.dataset->soft_masked()) return;
     note(fmt::format("data: {:.1f}% of the letters are lower case (soft masking), {}",

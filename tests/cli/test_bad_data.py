@@ -136,6 +136,16 @@ class BadDataTest(program.TestCase):
         self.trains("masked.fa", "dataset.uppercase_labels=true")
         self.assertRegex(self.result.stdout, r"soft masking\), and labels are upper case")
 
+    def test_letters_that_are_no_labels_are_told(self):
+        plain = self.fasta.read_bytes()
+        self.trains(self.fasta)
+        self.assertNotIn("not A, C, G or T", self.result.stdout)
+        rna = b"\n".join(line if line[:1] == b">" else line.replace(b"T", b"U") for line in plain.splitlines())
+        self.trains(self.file("rna.fa", rna))
+        self.assertRegex(self.result.stdout, r"2\d\.\d% of the letters are not A, C, G or T .*U of RNA.*mask_degenerate_bases=false")
+        self.trains("rna.fa", "dataset.mask_degenerate_bases=false")
+        self.assertNotIn("not A, C, G or T", self.result.stdout)
+
     def test_a_link_and_a_relative_path(self):
         (self.folder / "link.fa").symlink_to("small.fa")
         self.assertEqual(self.trains("link.fa"), self.trains(self.fasta))

@@ -107,6 +107,7 @@ class ForwardTest(program.TestCase):
         self.rejected("--threads", *good, "--threads", "99999999")
         self.rejected("--dtype fp8", *good, "--dtype", "fp8")
         self.rejected("fp8_recipe = Float9", *good, "--fp8-recipe", "Float9")
+        self.rejected("--fp8-recipe has no name after it", *good, "--fp8-recipe", "")
         self.rejected("--fp8-format HYBRID needs --fp8-recipe", *good, "--fp8-format", "HYBRID")
         self.rejected("--expert-ffn-mode nonsense", *good, "--expert-ffn-mode", "nonsense")
         self.rejected("--model is required", "forward", *good[3:])

@@ -60,6 +60,7 @@ TEST(Dataset, RecordsOfSeveralFiles) {
     EXPECT_EQ(data->files()[0].residues, 9);
     EXPECT_EQ(data->files()[0].lower_case, 2);
     EXPECT_EQ(data->lower_case_share(), 2.0 / 11.0);
+    EXPECT_EQ(data->uncertain_share(), 2.0 / 11.0);  // two N
 }
 
 TEST(Dataset, FingerprintIsOfContent) {
