@@ -2,6 +2,7 @@
 // source for both directions.
 #include "moebius/ops/quantize/any_tiles.cuh"
 #include "moebius/ops/quantize/cuda.h"
+#include "moebius/ptx/dynamic_shared.h"
 #include "moebius/runtime/launch.h"
 
 namespace moebius::ops::cuda {
@@ -11,23 +12,32 @@ using namespace tiles;
 
 // Blocks an SM: as many as there are registers for what a thread holds.
 template <class T, Blocks kBlocks>
-constexpr int kBlocksEach = std::is_same_v<T, float> || kBlocks == Blocks::Weight128 ? 2 : 3;
+constexpr int kBlocksEach =
+    std::is_same_v<T, float> || kBlocks == Blocks::Weight128 || kBlocks == Blocks::Mx ? 2 : 3;
+
+template <class T>
+struct Memory {
+    Shared shared;
+    typename TilesAhead<T>::Memory ahead;
+};
 
 template <class T, Blocks kBlocks>
 __global__ void __launch_bounds__(kTileThreads, kBlocksEach<T, kBlocks>)
     quantize_any(const Quantize q, int each) {
-    __shared__ Shared shared;
+    auto& memory = *ptx::dynamic_shared<Memory<T>>();
     if (kBlocks == Blocks::Tensor && blockIdx.x == 0) store_tensor_scales(q);
     TilePlace tile;
     if (!find_tile<kBlocks == Blocks::Mx>(q.source, blockIdx.x, tile, each)) return;
     Counts counts;
     float amax = 0.0f;
+    const TilesAhead<T> ahead(q.source, tile, memory.ahead);
+    ahead.ask(tile.column);
     for (int n = 0; n < each && tile.column < q.source.columns; ++n, tile.column += kTile) {
-        if (n > 0) __syncthreads();  // the tile before has been written
-        const Place at = place_of(tile, q.source.columns);
         Numbers<T> numbers;
-        load_numbers(q.source, at, numbers);
-        write_tile<kBlocks>(q, at, numbers, shared, counts);
+        ahead.take(tile.column, numbers);
+        if (n + 1 < each) ahead.ask(tile.column + kTile);
+        if (n > 0) __syncthreads();  // the tile before has been written
+        write_tile<kBlocks>(q, place_of(tile, q.source.columns), numbers, memory.shared, counts);
         if (q.observed != nullptr) amax = fmaxf(amax, numbers.amax());
     }
     if (q.observed != nullptr) observe(q.observed, tile.own.expert, amax);
@@ -35,12 +45,20 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksEach<T, kBlocks>)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kTileThreads) tensor_amax_any(const Source source, unsigned* amax) {
+__global__ void __launch_bounds__(kTileThreads)
+    tensor_amax_any(const Source source, unsigned* amax, int each) {
     TilePlace tile;
-    if (!find_tile<false>(source, blockIdx.x, tile)) return;
-    Numbers<T> numbers;
-    load_numbers(source, place_of(tile, source.columns), numbers);
-    observe(amax, tile.own.expert, numbers.amax());
+    if (!find_tile<false>(source, blockIdx.x, tile, each)) return;
+    const TilesAhead<T> ahead(source, tile, *ptx::dynamic_shared<typename TilesAhead<T>::Memory>());
+    ahead.ask(tile.column);
+    float most = 0.0f;
+    for (int n = 0; n < each && tile.column < source.columns; ++n, tile.column += kTile) {
+        Numbers<T> numbers;
+        ahead.take(tile.column, numbers);
+        if (n + 1 < each) ahead.ask(tile.column + kTile);
+        most = fmaxf(most, numbers.amax());
+    }
+    observe(amax, tile.own.expert, most);
 }
 
 template <class T>
@@ -53,8 +71,9 @@ void run(const Quantize& q, Blocks blocks, const Exec& exec) {
     const int each = tiles_each(q.source, exec);
     const int64_t runs = tiles_of(q.source, each);
     launch("quantize", kernel,
-           {grid_for(blocks == Blocks::Tensor && runs == 0 ? 1 : runs, 1), dim3(kTileThreads)}, exec, q,
-           each);
+           {grid_for(blocks == Blocks::Tensor && runs == 0 ? 1 : runs, 1), dim3(kTileThreads),
+            sizeof(Memory<T>)},
+           exec, q, each);
 }
 
 }  // namespace
@@ -72,9 +91,13 @@ void tensor_amax(const TensorAmaxArgs& args, const Exec& exec) {
     const Source source = source_of(args.source);
     auto* amax = reinterpret_cast<unsigned*>(args.amax.as<float>());
     zero(amax, static_cast<size_t>(args.amax.bytes()), exec);
+    const int each = tiles_each(source, exec);
     with_device_type(args.source.values.dtype, [&](auto type) {
-        launch("tensor_amax", tensor_amax_any<decltype(type)>,
-               {grid_for(tiles_of(source), 1), dim3(kTileThreads)}, exec, source, amax);
+        using T = decltype(type);
+        launch(
+            "tensor_amax", tensor_amax_any<T>,
+            {grid_for(tiles_of(source, each), 1), dim3(kTileThreads), sizeof(typename TilesAhead<T>::Memory)},
+            exec, source, amax, each);
     });
 }
 

@@ -59,7 +59,7 @@ inline int64_t tiles_of(const Source& s, int each = 1) {
 }
 // Tiles side by side that a block takes one after the other: to find the place takes as long as to read one.
 inline int tiles_each(const Source& s, const Exec& exec) {
-    constexpr int64_t kMost = 4, kBlocksPerSm = 12;
+    constexpr int64_t kMost = 8, kBlocksPerSm = 12;
     return static_cast<int>(
         std::clamp<int64_t>(tiles_of(s) / (kBlocksPerSm * exec.device->sm_count()), 1, kMost));
 }
@@ -135,16 +135,11 @@ struct Eight {
     }
 };
 
-// Of row `row`; an index out of range reads row 0.
-template <class T>
-__device__ inline void load_eight(const Source& s, int64_t row, bool exists, int64_t column, int columns,
-                                  Eight<T>& eight) {
-    if (s.row_index != nullptr && exists) {
-        const int named = s.row_index[row], from = named / static_cast<int>(s.topk);
-        row = named >= 0 && from < s.values_rows ? from : 0;
-    }
-    eight.load(static_cast<const T*>(s.values) + row * s.stride + column, exists ? columns : 0,
-               s.aligned && columns == 8);
+// Where row `row` of the rows that are quantized lies among the values; an index out of range reads row 0.
+__device__ inline int64_t source_row(const Source& s, int64_t row) {
+    if (s.row_index == nullptr) return row;
+    const int named = s.row_index[row], from = named / static_cast<int>(s.topk);
+    return named >= 0 && from < s.values_rows ? from : 0;
 }
 
 }  // namespace moebius::ops::cuda

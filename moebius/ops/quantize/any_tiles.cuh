@@ -12,6 +12,7 @@
 
 #include "moebius/ops/device_types.cuh"
 #include "moebius/ops/quantize/any_source.cuh"
+#include "moebius/ptx/cp_async.h"
 #include "moebius/ptx/float8.h"
 #include "moebius/ptx/reduce.h"
 #include "moebius/runtime/transfer.h"
@@ -58,17 +59,51 @@ class Numbers {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) v[i] = at(i, j);
     }
+    // Largest magnitudes, NaN left out: of a row, of every column, of all.
+    __device__ float row_amax(int i) const {
+        uint32_t most = magnitude(words_[i][0]);
+#pragma unroll
+        for (int w = 1; w < kWords; ++w) most = larger(most, magnitude(words_[i][w]));
+        return largest(most);
+    }
+    __device__ void column_amax(float (&amax)[kEach]) const {
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+            uint32_t most = magnitude(words_[0][w]);
+#pragma unroll
+            for (int i = 1; i < kEach; ++i) most = larger(most, magnitude(words_[i][w]));
+            if constexpr (kEachWord == 1) {
+                amax[w] = fmaxf(0.0f, __uint_as_float(most));
+            } else {
+                amax[2 * w] = fmaxf(0.0f, __uint_as_float(most << 16));
+                amax[2 * w + 1] = fmaxf(0.0f, __uint_as_float(most & 0xFFFF0000u));
+            }
+        }
+    }
     __device__ float amax() const {
-        float amax = 0.0f;
+        uint32_t most = 0;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
 #pragma unroll
-            for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(at(i, j)));  // fmaxf leaves NaN out
+            for (int w = 0; w < kWords; ++w) most = larger(most, magnitude(words_[i][w]));
         }
-        return amax;
+        return largest(most);
     }
 
   private:
+    // Of a word's numbers, each by itself; of a NaN and a number the number.
+    __device__ static uint32_t magnitude(uint32_t word) {
+        return word & (kEachWord == 1 ? 0x7FFFFFFFu : 0x7FFF7FFFu);
+    }
+    __device__ static uint32_t larger(uint32_t a, uint32_t b) {
+        if constexpr (kEachWord == 1) return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+        return ptx::max_bf16x2(a, b);
+    }
+    __device__ static float largest(uint32_t most) {
+        if constexpr (kEachWord == 1) return fmaxf(0.0f, __uint_as_float(most));
+        return fmaxf(fmaxf(0.0f, __uint_as_float(most << 16)), __uint_as_float(most & 0xFFFF0000u));
+    }
+
     uint32_t words_[kEach][kWords];
 };
 
@@ -168,22 +203,11 @@ struct Shared {
 
 // ---- Row-wise --------------------------------------------------------------------------------------------
 
-// amax of a thread's row, of all the row's columns in the tile or of its 32.
-template <int kLanes>
-__device__ float amax_along(const float (&v)[kEach]) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) amax = fmaxf(amax, fabsf(v[j]));  // fmaxf leaves NaN out
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
-    return amax;
-}
-
 __device__ inline void store_mx_row_code(const Quantize& q, const Place& at, int i, uint32_t code) {
     auto* scale = static_cast<uint8_t*>(q.row.scale);
     const int64_t tiles = (q.source.columns + 127) / 128, block = at.column / 32, row = at.row + i;
     if (q.layout == ScaleLayout::Compact) {
-        if (i < at.rows && at.columns > 0)
+        if (i < at.rows && block * 32 < q.source.columns)
             scale[(at.tile.own.first + row) * ((q.source.columns + 31) / 32) + block] =
                 static_cast<uint8_t>(code);
     } else if (q.layout == ScaleLayout::Padded) {
@@ -194,31 +218,67 @@ __device__ inline void store_mx_row_code(const Quantize& q, const Place& at, int
     }
 }
 
+// Scales of the thread's rows. The lanes that share rows (kLanes: those of a block) divide them among
+// themselves: each finds the largest magnitude of kOwn rows, makes their scales, and all get them from there.
+template <Blocks kBlocks, class T>
+__device__ void find_row_scales(const Quantize& q, const Place& at, const Numbers<T>& numbers,
+                                float (&factor)[kEach]) {
+    constexpr int kLanes = kBlocks == Blocks::Mx ? 4 : 16, kOwn = kBlocks == Blocks::Mx ? 2 : 1;
+    float most[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) most[i] = numbers.row_amax(i);
+    int own = 0, step = kLanes / 2;
+#pragma unroll
+    for (int left = kEach / 2; left >= kOwn; left /= 2, step /= 2) {
+        const bool upper = (at.across & step) != 0;
+        if (upper) own += left;
+#pragma unroll
+        for (int i = 0; i < left; ++i) {
+            const float given = upper ? most[i] : most[i + left], kept = upper ? most[i + left] : most[i];
+            most[i] = fmaxf(kept, __shfl_xor_sync(~0u, given, step));
+        }
+    }
+    if constexpr (kBlocks != Blocks::Mx) most[0] = fmaxf(most[0], __shfl_xor_sync(~0u, most[0], step));
+    float scales[kOwn];
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+        if constexpr (kBlocks == Blocks::Mx) {
+            const uint32_t code = ptx::e8m0_roundup(__float_as_uint(__fmul_rn(most[n], q.reciprocal)));
+            scales[n] = ptx::e8m0_reciprocal(code);
+            store_mx_row_code(q, at, own + n, code);
+        } else {
+            const Scale scale = scale_of(q, most[n]);
+            scales[n] = scale.scale;
+            if (at.across % 2 == 0 && own < at.rows) {
+                static_cast<float*>(q.row.scale)[at.tile.column / 128 * ((q.source.rows + 3) / 4 * 4) +
+                                                 at.tile.own.first + at.row + own] = scale.inverse;
+            }
+        }
+    }
+    const int first_lane = at.group % 2 * 16 + at.across / kLanes * kLanes,
+              lanes_each = kLanes * kOwn / kEach;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+        factor[i] = __shfl_sync(~0u, scales[i % kOwn], first_lane + i / kOwn * lanes_each);
+}
+
 template <Blocks kBlocks, class T>
 __device__ void write_rows(const Quantize& q, const Place& at, const Numbers<T>& numbers, float scale,
                            Counts& counts) {
     const int64_t first = at.tile.own.first + at.row;
+    float factor[kEach];
+    if constexpr (kBlocks == Blocks::Line128 || kBlocks == Blocks::Mx) {
+        find_row_scales<kBlocks>(q, at, numbers, factor);
+    } else {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) factor[i] = scale;
+    }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-        float v[kEach];
+        float v[kEach], scaled[kEach];
         numbers.row(i, v);
-        float factor = scale;
-        if constexpr (kBlocks == Blocks::Line128) {
-            const Scale own = scale_of(q, amax_along<16>(v));
-            factor = own.scale;
-            if (at.across == 0 && i < at.rows) {
-                static_cast<float*>(
-                    q.row.scale)[at.column / 128 * ((q.source.rows + 3) / 4 * 4) + first + i] = own.inverse;
-            }
-        } else if constexpr (kBlocks == Blocks::Mx) {
-            const uint32_t code =
-                ptx::e8m0_roundup(__float_as_uint(__fmul_rn(amax_along<4>(v), q.reciprocal)));
-            factor = ptx::e8m0_reciprocal(code);
-            if (at.across % 4 == 0) store_mx_row_code(q, at, i, code);
-        }
-        float scaled[kEach];
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[j], factor);
+        for (int j = 0; j < kEach; ++j) scaled[j] = __fmul_rn(v[j], factor[i]);
         const uint2 codes = encode(q, scaled);
         if (q.counts != nullptr) counts.add(q, v, scaled, codes);
         if (i < at.rows)
@@ -253,12 +313,11 @@ __device__ inline void store_mx_column_code(const Quantize& q, const Place& at, 
 template <Blocks kBlocks, class T>
 __device__ void find_column_scales(const Quantize& q, const Place& at, const Numbers<T>& numbers,
                                    Shared& shared) {
+    float most[kEach];
+    numbers.column_amax(most);
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) amax = fmaxf(amax, fabsf(numbers.at(i, j)));
-        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 16));
+        const float amax = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], 16));
         if (at.group % 2 == 0) shared.column_amax[at.group / 2][at.across * kEach + j] = amax;
     }
     __syncthreads();  // the columns' amax of every sixteen rows
@@ -399,15 +458,85 @@ __device__ inline Place place_of(const TilePlace& tile, int64_t columns) {
     return at;
 }
 
+// Tiles side by side on their way from the source: a tile is asked for while the one before is worked on, and
+// lies in shared memory until then. A thread reads only what it asked for itself.
 template <class T>
-__device__ void load_numbers(const Source& source, const Place& at, Numbers<T>& numbers) {
-    Eight<T> rows[kEach];
+class TilesAhead {
+    static constexpr int kParts = Eight<T>::kParts;
+
+  public:
+    struct Memory {
+        uint4 slots[kEach * kParts][kTileThreads];
+        int64_t rows[kTile];  // where the tile's rows lie among the values; -1: nowhere
+    };
+
+    // By the whole block; `tile` is the first.
+    __device__ TilesAhead(const Source& source, const TilePlace& tile, Memory& memory)
+        : source_(source), memory_(memory) {
+        if (threadIdx.x < kTile) {
+            const int64_t row = tile.row + threadIdx.x;
+            const bool exists = row < tile.own.rows;
+            memory.rows[threadIdx.x] = exists ? source_row(source, tile.own.first + row) : -1;
+        }
+        __syncthreads();  // rows
+    }
+    // The tile whose first column is `column`. What was asked for before has been taken.
+    __device__ void ask(int64_t column) const {
+        const int columns = columns_of(column);
+        if (!whole(columns)) return;
+        const uint32_t to = ptx::shared_address(&memory_.slots[0][threadIdx.x]);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i)
-        load_eight(source, at.tile.own.first + at.row + i, i < at.rows, at.column, at.columns, rows[i]);
+        for (int i = 0; i < kEach; ++i) {
+            const int64_t row = row_of(i);
+            const T* from = address(row < 0 ? 0 : row, columns > 0 ? column : 0);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) numbers.put(i, rows[i]);
-}
+            for (int part = 0; part < kParts; ++part) {
+                ptx::cp_async_16(to + (i * kParts + part) * kTileThreads * static_cast<int>(sizeof(uint4)),
+                                 from + part * (kEach / kParts), row >= 0 && columns > 0 ? 16 : 0);
+            }
+        }
+        ptx::cp_async_commit();
+    }
+    // The tile that was asked for last.
+    __device__ void take(int64_t column, Numbers<T>& numbers) const {
+        const int columns = columns_of(column);
+        const bool stored = whole(columns);
+        if (stored) ptx::cp_async_wait<0>();
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            Eight<T> row;
+            if (stored) {
+#pragma unroll
+                for (int part = 0; part < kParts; ++part)
+                    row.parts[part] = memory_.slots[i * kParts + part][threadIdx.x];
+            } else {
+                const int64_t at = row_of(i);
+                row.load(address(at < 0 ? 0 : at, column), at < 0 ? 0 : columns, false);
+            }
+            numbers.put(i, row);
+        }
+    }
+
+  private:
+    __device__ int columns_of(int64_t column) const {
+        return clamp_to_eight(source_.columns - column - across());
+    }
+    __device__ bool whole(int columns) const {
+        return source_.aligned && columns % kEach == 0;
+    }
+    __device__ int64_t row_of(int i) const {
+        return memory_.rows[static_cast<int>(threadIdx.x) / 16 * kEach + i];
+    }
+    __device__ static int across() {
+        return static_cast<int>(threadIdx.x) % 16 * kEach;
+    }
+    __device__ const T* address(int64_t row, int64_t column) const {
+        return static_cast<const T*>(source_.values) + row * source_.stride + column + across();
+    }
+
+    const Source& source_;
+    Memory& memory_;
+};
 
 // By the whole block; `numbers` are zeros where nothing is. `shared` is free again after a barrier.
 template <Blocks kBlocks, class T>
