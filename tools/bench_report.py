@@ -161,11 +161,11 @@ def curves(root, prefix):
         model = ", ".join(f"{key} {value}" for key, value in content["model"].items() if key != "config")
         text += f"\n{content['model']['config']}{' with ' + model if model else ''}, {number(content['steps'])} steps, {content['device']}, "
         text += f"{content['program']}, {content['date']} ([{path.name}]({prefix}bench/results/curves/{path.name})):\n\n"
-        text += "| precision | held-out loss: mean (least to most) | over bf16 | within the spread of bf16's seeds |\n|---|---|---|---|\n"
+        text += "| precision | held-out loss: mean (least to most) | over the first | within the spread of its seeds |\n|---|---|---|---|\n"
         for precision, row in content["held_out"].items():
             spread = f"{row['mean']:.5f} ({row['least']:.5f} to {row['most']:.5f}, {row['seeds']} seeds)"
-            beside = f"{row['over_bf16']:+.5f}" if "over_bf16" in row else "–"
-            within = {True: "yes", False: f"no (spread {row.get('spread_of_bf16')})", None: "–"}[row.get("within")]
+            beside = f"{row['over_first']:+.5f}" if "over_first" in row else "–"
+            within = {True: "yes", False: f"no (spread {row.get('spread_of_first')})", None: "–"}[row.get("within")]
             text += f"| {precision} | {spread} | {beside} | {within} |\n"
         text += f"\n![{path.stem}: training loss by step]({prefix}bench/results/curves/{path.stem}.svg)\n"
     return "\n## Loss curves\n" + text if text else ""
@@ -245,7 +245,7 @@ def self_test():
             failures.append(f"stale tests: {stale}")
         (root / "bench/results/curves").mkdir()
         row = {"mean": 1.36, "least": 1.35, "most": 1.37, "seeds": 3}
-        held_out = {"bf16": row, "block": {**row, "over_bf16": 0.001, "spread_of_bf16": 0.02, "within": True}}
+        held_out = {"bf16": row, "block": {**row, "over_first": 0.001, "spread_of_first": 0.02, "within": True}}
         content = {"model": {"config": "L0"}, "steps": 1000, "device": "cuda", "program": "m", "date": "d", "held_out": held_out, "runs": []}
         (root / "bench/results/curves/l0.json").write_text(json.dumps(content), encoding="utf-8")
         text = pages(root)[root / "docs/performance.md"]

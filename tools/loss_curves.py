@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Trains the same models in bf16 and under each low-precision recipe with several seeds and compares their losses.
+"""Trains the same models in bf16 and under each low-precision recipe, or on two devices, with several seeds and compares their losses.
 
     tools/loss_curves.py [--bin build/cuda/bin/moebius] [--genome FILE] [--device cuda|cpu] [--steps N] [--seeds 3] [--jobs 4]
-                         [--models l0,wide] [--precisions bf16,block,current,delayed,mxfp8] [--out bench/results/curves]
+                         [--models l0,wide] [--precisions fp32,bf16,block,current,delayed,mxfp8] [--out bench/results/curves]
+                         [--name NAME] [--beside FILE]
 
-Writes OUT/MODEL.json (each run's training loss by steps and its held-out loss, and per precision whether the mean of the
-held-out losses lies within the spread of bf16's seeds) and OUT/MODEL.svg. Held-out loss is the mean over all of the held-out part.
+Writes OUT/MODEL.json, or OUT/NAME.json (each run's training loss by steps and its held-out loss, and per precision whether the mean
+of the held-out losses lies within the spread of the seeds of the first), and a plot beside it. Held-out loss is the mean over all of
+the held-out part. --beside takes the runs of an earlier file, of the same model on another device, as the first.
 """
 
 import argparse
@@ -26,13 +28,14 @@ MODELS = {
     "wide": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 16},
 }
 RECIPES = {
+    "fp32": None,
     "bf16": None,
     "block": "Float8BlockScaling",
     "current": "Float8CurrentScaling",
     "delayed": "DelayedScaling",
     "mxfp8": "MXFP8BlockScaling",
 }
-COLOURS = {"bf16": "#333333", "block": "#1f77b4", "current": "#2ca02c", "delayed": "#ff7f0e", "mxfp8": "#d62728"}
+COLOURS = {"fp32": "#999999", "bf16": "#333333", "block": "#1f77b4", "current": "#2ca02c", "delayed": "#ff7f0e", "mxfp8": "#d62728"}
 
 
 def train(options, model, precision, seed):
@@ -40,7 +43,7 @@ def train(options, model, precision, seed):
     recipe = RECIPES[precision]
     with tempfile.TemporaryDirectory() as folder:
         command = [options.bin, "train", f"--config-path={ROOT / 'configs'}", "--config-name=L0_sanity", f"dataset.path={options.genome}"]
-        command += [f"device={options.device}", "dtype=bf16", f"seed={seed}", f"num_train_steps={options.steps}", f"logger.run_dir={folder}/run"]
+        command += [f"device={options.device}", f"dtype={'fp32' if precision == 'fp32' else 'bf16'}", f"seed={seed}", f"num_train_steps={options.steps}", f"logger.run_dir={folder}/run"]
         command += ["logger.frequency=10", "checkpoint.save_final_model=false", f"checkpoint.save_every_n_steps={options.steps}"]
         command += [f"validation.eval_interval={options.steps}", "validation.num_batches=40", "expert_ffn_mode=fused_grouped_mlp"]
         command += [f"config_kwargs.{key}={value}" for key, value in MODELS[model].items()]
@@ -53,23 +56,29 @@ def train(options, model, precision, seed):
         lines = [json.loads(line) for line in (pathlib.Path(folder) / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = [[line["step"], round(line["loss"], 5)] for line in lines if "loss" in line]
     held_out = [line for line in lines if "val_loss" in line]
-    return {"model": model, "precision": precision, "recipe": recipe, "seed": seed, "steps": options.steps, "held_out": held_out[-1]["val_loss"], "curve": curve}
+    return {"model": model, "precision": precision, "recipe": recipe, "device": options.device, "seed": seed, "steps": options.steps, "held_out": held_out[-1]["val_loss"], "curve": curve}
+
+
+def label(run, runs):
+    """The precision, with the device where the runs are of several."""
+    return run["precision"] if len({r["device"] for r in runs}) == 1 else f"{run['precision']} on {run['device']}"
 
 
 def compare(runs):
-    """{precision: mean and least to most of the held-out loss, its distance from bf16's mean, whether within bf16's spread}"""
+    """{precision: mean and least to most of the held-out loss; its distance from the mean of the first, whether within that one's spread}"""
     by = {}
     for run in runs:
-        by.setdefault(run["precision"], []).append(run["held_out"])
+        by.setdefault(label(run, runs), []).append(run["held_out"])
     result = {}
-    base = by.get("bf16")
+    first = next(iter(by))
+    base = by[first]
     for precision, losses in by.items():
         row = {"mean": round(statistics.mean(losses), 5), "least": round(min(losses), 5), "most": round(max(losses), 5), "seeds": len(losses)}
-        if base and precision != "bf16":
-            row["over_bf16"] = round(statistics.mean(losses) - statistics.mean(base), 5)
+        if precision != first:
+            row["over_first"] = round(statistics.mean(losses) - statistics.mean(base), 5)
             spread = max(base) - min(base)
-            row["spread_of_bf16"] = round(spread, 5)
-            row["within"] = abs(row["over_bf16"]) <= spread
+            row["spread_of_first"] = round(spread, 5)
+            row["within"] = abs(row["over_first"]) <= spread
         result[precision] = row
     return result
 
@@ -83,7 +92,8 @@ def smooth(curve, half=5):
 def plot(runs, title):
     """One curve a run; colours are precisions. SVG text."""
     width, height, left, top, right, bottom = 860, 480, 70, 40, 30, 50
-    curves = [(run["precision"], smooth(run["curve"])) for run in runs]
+    colours = {label(run, runs): COLOURS[run["precision"]] for run in runs}
+    curves = [(label(run, runs), smooth(run["curve"])) for run in runs]
     steps = max(step for _, curve in curves for step, _ in curve)
     # The first steps fall from ln(vocabulary): what is worth seeing comes after.
     shown = sorted(loss for _, curve in curves for step, loss in curve if step >= steps / 20)
@@ -107,25 +117,31 @@ def plot(runs, title):
     parts.append(f'<text x="16" y="{(top + height - bottom) / 2}" text-anchor="middle" transform="rotate(-90 16 {(top + height - bottom) / 2})">training loss, nats a base</text>')
     for precision, curve in curves:
         points = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in curve)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[precision]}" stroke-width="1.2" opacity="0.8"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[precision]}" stroke-width="1.2" opacity="0.8"/>')
     for i, precision in enumerate(dict.fromkeys(precision for precision, _ in curves)):
         at = top + 16 * (i + 1)
-        parts.append(f'<line x1="{width - 150}" x2="{width - 125}" y1="{at}" y2="{at}" stroke="{COLOURS[precision]}" stroke-width="3"/>')
-        parts.append(f'<text x="{width - 118}" y="{at + 4}">{RECIPES[precision] or "bf16"}</text>')
+        parts.append(f'<line x1="{width - 150}" x2="{width - 125}" y1="{at}" y2="{at}" stroke="{colours[precision]}" stroke-width="3"/>')
+        parts.append(f'<text x="{width - 118}" y="{at + 4}">{RECIPES.get(precision) or precision}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def write(options, model, runs, version):
     """MODEL.json and MODEL.svg of the runs that have ended; returns the summary."""
     own = sorted((run for run in runs if run["model"] == model), key=lambda run: (list(RECIPES).index(run["precision"]), run["seed"]))
+    if options.beside:
+        earlier = json.loads(options.beside.read_text(encoding="utf-8"))
+        if earlier["steps"] != options.steps or earlier["runs"][0]["model"] != model:
+            raise SystemExit(f"{options.beside}: {earlier['runs'][0]['model']}, {earlier['steps']} steps: not the same as here")
+        own = [*earlier["runs"], *own]
+        version = f"{version}; {earlier['program']}" if earlier["program"] != version else version
     summary = compare(own)
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    head = {"model": {"config": "L0_sanity", **MODELS[model]}, "steps": options.steps, "device": options.device, "program": version, "date": date}
+    head = {"model": {"config": "L0_sanity", **MODELS[model]}, "steps": options.steps, "device": ", ".join(dict.fromkeys(run["device"] for run in own)), "program": version, "date": date}
     body = ",\n".join(json.dumps(run) for run in own)
     text = json.dumps({**head, "held_out": summary})[:-1] + f', "runs": [\n{body}\n]}}\n'
-    (options.out / f"{model}.json").write_text(text, encoding="utf-8")
+    (options.out / f"{options.name or model}.json").write_text(text, encoding="utf-8")
     title = f"{model}: L0_sanity{'' if model == 'l0' else ', 4 layers, 512 wide, 16 experts'}, E. coli 536"
-    (options.out / f"{model}.svg").write_text(plot(own, title), encoding="utf-8")
+    (options.out / f"{options.name or model}.svg").write_text(plot(own, title), encoding="utf-8")
     return summary
 
 
@@ -138,7 +154,9 @@ def arguments():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--precisions", default=",".join(RECIPES))
+    parser.add_argument("--precisions", default=",".join(list(RECIPES)[1:]))
+    parser.add_argument("--name", help="of the files that are written (one model)")
+    parser.add_argument("--beside", type=pathlib.Path, help="an earlier file whose runs come first (one model)")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "bench/results/curves")
     parser.add_argument("more", nargs="*", help="key=value for every run")
     options = parser.parse_args()
@@ -147,6 +165,8 @@ def arguments():
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"{unknown[0]} is not one of {', '.join(known)}")
+    if (options.name or options.beside) and len(options.models) > 1:
+        parser.error("--name and --beside are for one of --models")
     options.bin, options.genome = options.bin.resolve(), options.genome.resolve()
     return options
 
