@@ -32,6 +32,10 @@ struct Source {
     ExpertSizes sizes;
     int64_t rows, columns;  // of all experts, of a weight's one
     bool aligned;           // eight neighbours begin on 16 bytes
+    // Of a norm's output, or null: one a row of values, one a column.
+    const float* rstd;
+    const void* norm_weight;
+    bool norm_weight_is_float;
 };
 
 inline Source source_of(const QuantizeSource& s) {
@@ -47,6 +51,9 @@ inline Source source_of(const QuantizeSource& s) {
     source.sizes = {{splits.data, splits.dtype == DType::I64, m.experts, m.rows}, m.rows, m.experts, all};
     source.rows = m.rows;
     source.columns = m.columns;
+    source.rstd = device_data<float>(s.rstd);
+    source.norm_weight = s.norm_weight ? s.norm_weight.data : nullptr;
+    source.norm_weight_is_float = s.norm_weight && s.norm_weight.dtype == DType::F32;
     source.aligned = reinterpret_cast<uintptr_t>(v.data) % 16 == 0 && source.stride % 8 == 0;
     return source;
 }

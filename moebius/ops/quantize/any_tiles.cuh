@@ -459,8 +459,9 @@ __device__ inline Place place_of(const TilePlace& tile, int64_t columns) {
 }
 
 // Tiles side by side on their way from the source: a tile is asked for while the one before is worked on, and
-// lies in shared memory until then. A thread reads only what it asked for itself.
-template <class T>
+// lies in shared memory until then. A thread reads only what it asked for itself. kNorm: with the source's
+// rstd and norm_weight.
+template <class T, bool kNorm>
 class TilesAhead {
     static constexpr int kParts = Eight<T>::kParts;
 
@@ -468,6 +469,7 @@ class TilesAhead {
     struct Memory {
         uint4 slots[kEach * kParts][kTileThreads];
         int64_t rows[kTile];  // where the tile's rows lie among the values; -1: nowhere
+        float rstd[kNorm ? kTile : 1];
     };
 
     // By the whole block; `tile` is the first.
@@ -476,7 +478,9 @@ class TilesAhead {
         if (threadIdx.x < kTile) {
             const int64_t row = tile.row + threadIdx.x;
             const bool exists = row < tile.own.rows;
-            memory.rows[threadIdx.x] = exists ? source_row(source, tile.own.first + row) : -1;
+            const int64_t from = exists ? source_row(source, tile.own.first + row) : -1;
+            memory.rows[threadIdx.x] = from;
+            if constexpr (kNorm) memory.rstd[threadIdx.x] = exists ? source.rstd[from] : 0.0f;
         }
         __syncthreads();  // rows
     }
@@ -501,6 +505,8 @@ class TilesAhead {
     __device__ void take(int64_t column, Numbers<T>& numbers) const {
         const int columns = columns_of(column);
         const bool stored = whole(columns);
+        float weight[kEach];
+        if constexpr (kNorm) load_weight(column + across(), columns, weight);
         if (stored) ptx::cp_async_wait<0>();
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
@@ -513,13 +519,35 @@ class TilesAhead {
                 const int64_t at = row_of(i);
                 row.load(address(at < 0 ? 0 : at, column), at < 0 ? 0 : columns, false);
             }
-            numbers.put(i, row);
+            if constexpr (kNorm) {
+                float value[kEach];
+                row.get(value);
+                const float rstd = memory_.rstd[static_cast<int>(threadIdx.x) / 16 * kEach + i];
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) value[j] = __fmul_rn(__fmul_rn(value[j], rstd), weight[j]);
+                numbers.put(i, value);
+            } else {
+                numbers.put(i, row);
+            }
         }
     }
 
   private:
     __device__ int columns_of(int64_t column) const {
         return clamp_to_eight(source_.columns - column - across());
+    }
+    __device__ void load_weight(int64_t column, int columns, float (&weight)[kEach]) const {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+            if (j >= columns) {
+                weight[j] = 0.0f;
+            } else if (source_.norm_weight_is_float) {
+                weight[j] = static_cast<const float*>(source_.norm_weight)[column + j];
+            } else {
+                weight[j] =
+                    __bfloat162float(static_cast<const __nv_bfloat16*>(source_.norm_weight)[column + j]);
+            }
+        }
     }
     __device__ bool whole(int columns) const {
         return source_.aligned && columns % kEach == 0;

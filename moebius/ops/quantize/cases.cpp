@@ -28,8 +28,12 @@ double source_value(const Problem& p, int64_t i, const Philox& random) {
 }
 
 QuantizeSource source_from(const Views& v) {
-    return {
-        .values = v["source"], .split_sizes = v["split_sizes"], .row_index = v["row_index"], .topk = kTopk};
+    return {.values = v["source"],
+            .split_sizes = v["split_sizes"],
+            .row_index = v["row_index"],
+            .topk = kTopk,
+            .rstd = v["rstd"],
+            .norm_weight = v["norm_weight"]};
 }
 QuantizeArgs args_of(const Problem& p, const std::vector<Side>& sides, const Views& v) {
     QuantizeArgs args{.source = source_from(v), .row = {}, .column = {}};
@@ -56,6 +60,19 @@ void add_source(Case& c, const Problem& p) {
                  return i < limit ? source_value(p, i, random) : 1e30;  // seen in an amax at once
              },
          .row_padding = p.gather && !p.bench ? 8 : 0});
+    if (p.norm) {
+        c.tensors.push_back({.name = "rstd", .shape = {held}, .value = [](int64_t i, const Philox& random) {
+                                 return 0.5 + 0.25 * random.uniform(static_cast<uint64_t>(i)) +
+                                        static_cast<double>(i % 3);
+                             }});
+        c.tensors.push_back({.name = "norm_weight",
+                             .shape = {p.columns},
+                             .dtype = p.index == DType::I32 ? DType::F32 : p.source,
+                             .value = [](int64_t i, const Philox& random) {
+                                 return 0.5 + random.uniform(static_cast<uint64_t>(i)) +
+                                        static_cast<double>(i % 2);
+                             }});
+    }
     if (!p.weight && !p.no_splits) {
         c.tensors.push_back({.name = "split_sizes",
                              .shape = {p.experts()},
@@ -177,6 +194,25 @@ std::vector<Mutant> mutants_of(const Problem& p, const std::vector<Side>& sides)
                                quantize(args, exec);
                            }});
     }
+    if (p.norm && p.rows() > 1) {
+        mutants.push_back({"the norm's weight one column off", [=](const Views& v, const Exec& exec) {
+                               const auto* from = static_cast<const uint8_t*>(v["norm_weight"].data);
+                               SharedVector<uint8_t> moved(from, from + v["norm_weight"].bytes());
+                               std::rotate(moved.begin(), moved.begin() + bits(v["norm_weight"].dtype) / 8,
+                                           moved.end());
+                               QuantizeArgs args = args_of(p, sides, v);
+                               args.source.norm_weight.data = moved.data();
+                               quantize(args, exec);
+                           }});
+        mutants.push_back({"rstd of the row below", [=](const Views& v, const Exec& exec) {
+                               const auto* from = v["rstd"].as<float>();
+                               SharedVector<float> moved(from, from + v["rstd"].numel());
+                               std::rotate(moved.begin(), moved.begin() + 1, moved.end());
+                               QuantizeArgs args = args_of(p, sides, v);
+                               args.source.rstd.data = moved.data();
+                               quantize(args, exec);
+                           }});
+    }
     if (p.statistics && p.special && p.rows() > 40) {
         mutants.push_back({"counts the other way round", [=](const Views& v, const Exec& exec) {
                                quantize(args_of(p, sides, v), exec);
@@ -231,7 +267,8 @@ Case amax_case(const Problem& p) {
     Case c;
     c.op = "tensor_amax";
     c.name = std::string(name(p.source)) + "." + p.splits.name + "." + std::to_string(p.columns) +
-             (p.weight ? ".weight" : "") + (p.special ? ".special" : "") + (p.gather ? ".gather" : "");
+             (p.weight ? ".weight" : "") + (p.special ? ".special" : "") + (p.gather ? ".gather" : "") +
+             (p.norm ? ".norm" : "");
     c.group = p.bench ? "bench" : p.splits.name == "balanced" ? "basic" : "edge";
     c.dtype = p.source;
     c.bench = p.bench;
@@ -262,6 +299,7 @@ Case amax_case(const Problem& p) {
     c.mutants = {{"leaves the last column out", [=](const Views& v, const Exec& exec) {
                       QuantizeSource source = source_from(v);
                       source.values.shape[1] -= 1;
+                      if (source.norm_weight) source.norm_weight.shape[0] -= 1;
                       tensor_amax({.source = source, .amax = v["amax"]}, exec);
                   }}};
     for (TensorSpec& spec : c.tensors) {
@@ -393,6 +431,15 @@ void add_grouped(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind 
     cases.push_back(quantize_case(p));
     p.column = true;
     p.from = From::Amax;
+    p.norm = true;
+    cases.push_back(quantize_case(p));
+    p.gather = true;
+    p.source = DType::F32;
+    p.columns = 77;
+    cases.push_back(quantize_case(p));
+    p.norm = p.gather = false;
+    p.source = DType::BF16;
+    p.columns = 200;
     for (const ScaleLayout layout : {ScaleLayout::Padded, ScaleLayout::Swizzled}) {
         if (scale != ScaleKind::MX32) break;
         p.layout = layout;
@@ -475,6 +522,8 @@ void quantize_cases(std::vector<Case>& cases) {
             cases.push_back(amax_case(p));
             p.gather = true;
             p.special = false;
+            cases.push_back(amax_case(p));
+            p.norm = true;
             cases.push_back(amax_case(p));
         }
     }

@@ -90,6 +90,7 @@ struct Problem {
     bool row = true, column = true, power_of_two = true;
     bool special = false;  // NaN, infinities, zeros, subnormal and huge numbers among the values
     bool gather = false, statistics = false, no_splits = false, bench = false;
+    bool norm = false;  // the source is what a norm's output is made of
     From from = From::Amax;
     float epsilon = 0;
 
@@ -119,6 +120,7 @@ inline std::string name_of(const Problem& p) {
                                    {!p.power_of_two && p.scale != ScaleKind::MX32, ".any_scale"},
                                    {p.special, ".special"},
                                    {p.gather, ".gather"},
+                                   {p.norm, ".norm"},
                                    {p.statistics, ".statistics"},
                                    {p.no_splits, ".no_splits"},
                                    {p.epsilon > 0, ".epsilon"},
@@ -195,7 +197,12 @@ struct Values {
         if (i >= part.rows || c >= p.columns) return 0;
         int64_t row = part.first + i;
         if (p.gather) row = h["row_index"].integer(row) / kTopk;
-        return static_cast<float>(h["source"][row * p.columns + c]);
+        const auto value = static_cast<float>(h["source"][row * p.columns + c]);
+        if (!p.norm) return value;
+        const auto rstd = static_cast<float>(h["rstd"][row]),
+                   weight = static_cast<float>(h["norm_weight"][c]);
+        const float product = value * rstd * weight;
+        return p.source == DType::BF16 ? to_float(to_bf16(product)) : product;
     }
     float amax(int64_t i, int64_t c, Extent block) const {
         float most = 0;

@@ -10,27 +10,38 @@ namespace {
 
 constexpr int64_t kTile = kQuantizedTile;
 
-// Row `row` of all, as it is to be quantized.
-const char* source_row(const QuantizeSource& s, int64_t row) {
-    const View& v = s.values;
-    int64_t from = row;
-    if (s.row_index) {
-        from = s.row_index.as<int32_t>()[row] / s.topk;
-        MOEBIUS_CHECK(s.row_index.as<int32_t>()[row] >= 0 && from < v.size(0), "row ", row,
-                      " is taken from row ", from, " of ", v.size(0));
-    }
-    const int64_t stride = v.stride[static_cast<size_t>(v.rank() - 2)];
-    return static_cast<const char*>(v.data) + from * stride * (bits(v.dtype) / 8);
+// Where row `row` of all that are quantized lies in `values`.
+int64_t source_row(const QuantizeSource& s, int64_t row) {
+    if (!s.row_index) return row;
+    const int64_t index = s.row_index.as<int32_t>()[row], from = index / s.topk;
+    MOEBIUS_CHECK(index >= 0 && from < s.values.size(0), "row ", row, " is taken from row ", from, " of ",
+                  s.values.size(0));
+    return from;
 }
 
 void load(Tile& tile, const QuantizeSource& s, const TilePlace& at) {
     tile.clear();
+    float weight[kTile];
+    if (s.norm_weight) {
+        with_float_type(s.norm_weight.dtype, [&](auto type) {
+            const auto* from = s.norm_weight.as<decltype(type)>() + at.column;
+            std::transform(from, from + at.columns, weight, [](auto w) { return to_float(w); });
+        });
+    }
+    const int64_t stride = s.values.stride[static_cast<size_t>(s.values.rank() - 2)];
     with_float_type(s.values.dtype, [&](auto type) {
         using T = decltype(type);
         for (int64_t i = 0; i < at.rows; ++i) {
-            const T* from =
-                reinterpret_cast<const T*>(source_row(s, at.part->first + at.row + i)) + at.column;
+            const int64_t row = source_row(s, at.part->first + at.row + i);
+            const T* from = static_cast<const T*>(s.values.data) + row * stride + at.column;
             for (int64_t j = 0; j < at.columns; ++j) tile.values[i][j] = to_float(from[j]);
+            if (!s.norm_weight) continue;
+            const float rstd = s.rstd.as<float>()[row];
+            for (int64_t j = 0; j < at.columns; ++j) {
+                T normalised;
+                store_as(&normalised, tile.values[i][j] * rstd * weight[j]);
+                tile.values[i][j] = to_float(normalised);
+            }
         }
     });
 }

@@ -43,6 +43,13 @@ void check_source(const QuantizeSource& s) {
     MOEBIUS_CHECK(!s.row_index || (s.row_index.rank() == 1 && s.row_index.dtype == DType::I32 &&
                                    s.row_index.contiguous() && s.topk >= 1),
                   "row_index ", s.row_index.shape.str(), ", topk ", s.topk);
+    if (!s.rstd && !s.norm_weight) return;
+    MOEBIUS_CHECK(!weight && s.rstd && s.rstd.dtype == DType::F32 && s.rstd.contiguous() &&
+                      s.rstd.shape == Shape{v.size(0)},
+                  "quantize: rstd ", s.rstd.shape.str(), " for values ", v.shape.str());
+    MOEBIUS_CHECK(s.norm_weight && is_float(s.norm_weight) && s.norm_weight.contiguous() &&
+                      s.norm_weight.shape == Shape{v.size(1)},
+                  "quantize: norm_weight ", s.norm_weight.shape.str(), " for values ", v.shape.str());
 }
 
 // (E) f32 where given.

@@ -17,6 +17,10 @@ struct QuantizeSource {
     // source.
     View row_index;
     int64_t topk = 1;
+    // Optional, both or neither: the numbers are RMSNorm's output, of row r of `values` values · rstd[r] ·
+    // norm_weight, rounded to their type as rms_norm rounds its y. Not for a weight.
+    View rstd;         // f32, one a row of `values`
+    View norm_weight;  // (K) f32 or bf16
 };
 MatrixShape matrix_of(const QuantizeSource& source);
 
