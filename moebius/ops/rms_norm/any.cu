@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_any(const Forward<T, W> a) 
     const float mean = ptx::block_sum<kThreads>(total) / static_cast<float>(a.hidden);
     const float rstd = 1.0f / sqrtf(mean + a.eps);
     if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[row] = rstd;
+    if (!a.y) return;
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
         if (first + i * kStep < a.hidden) write_norm(a, row, first + i * kStep, kept[i], rstd);

@@ -12,13 +12,15 @@ struct Setup {
     float beta = 0;
     int64_t row_padding = 0;
     bool bench = false;
+    bool rstd_alone = false;
 
     std::string label() const {
         return std::string(name(dtype)) +
                (weight_dtype == dtype ? "" : ".w_" + std::string(name(weight_dtype))) + "." +
                std::to_string(tokens) + "x" + std::to_string(hidden) + (residual ? ".residual" : "") +
                (weight_grad == DType::F32 ? "" : ".to_" + std::string(name(weight_grad))) +
-               (beta != 0 ? ".accumulate" : "") + (row_padding ? ".strided" : "");
+               (beta != 0 ? ".accumulate" : "") + (row_padding ? ".strided" : "") +
+               (rstd_alone ? ".rstd" : "");
     }
 };
 
@@ -50,6 +52,7 @@ void norm_rows(Host& h, const char* source, float eps) {
         const Real rstd =
             Real(1) / std::sqrt(squares / static_cast<Real>(x.size(1)) + static_cast<Real>(eps));
         if (h.has("rstd")) h["rstd"][t] = rstd;
+        if (!h.has("y")) continue;
         for (int64_t i = 0; i < x.size(1); ++i) h["y"].at(t, i) = x.at(t, i) * rstd * h["weight"][i];
     }
 }
@@ -68,8 +71,8 @@ Case forward_case(const Setup& s) {
     Case c = base_case("rms_norm", s);
     const auto matrix = [&](const char* name, Role role) { return rows_of(s, name, role); };
     c.tensors = {matrix("x", Role::Input),
-                 matrix("y", Role::Output),
                  {.name = "weight", .shape = {s.hidden}, .dtype = s.weight_dtype, .value = near_one}};
+    if (!s.rstd_alone) c.tensors.push_back(matrix("y", Role::Output));
     if (s.residual) {
         c.tensors.push_back(matrix("residual", Role::Input));
         c.tensors.push_back(matrix("sum", Role::Output));
@@ -105,11 +108,12 @@ Case forward_case(const Setup& s) {
     c.mutants = {
         {"another epsilon", [=](const Views& v, const Exec& exec) { rms_norm(args(v, 0.5f), exec); }}};
     if (s.residual && s.hidden > 1) {  // a norm over one element keeps only its sign
-        c.mutants.push_back({"normalises x alone", [=](const Views& v, const Exec& exec) {
-                                 rms_norm(args(v, kEps), exec);
-                                 rms_norm({.x = v["x"], .weight = v["weight"], .y = v["y"], .eps = kEps},
-                                          exec);
-                             }});
+        c.mutants.push_back(
+            {"normalises x alone", [=](const Views& v, const Exec& exec) {
+                 rms_norm(args(v, kEps), exec);
+                 rms_norm({.x = v["x"], .weight = v["weight"], .y = v["y"], .rstd = v["rstd"], .eps = kEps},
+                          exec);
+             }});
     }
     return c;
 }
@@ -282,6 +286,15 @@ void rms_norm_cases(std::vector<Case>& cases) {
                             .residual = true,
                             .row_padding = 9};
         cases.push_back(forward_case(strided));
+        for (const bool residual : {false, true}) {
+            Setup alone = strided;
+            alone.rstd_alone = true;
+            alone.residual = residual;
+            cases.push_back(forward_case(alone));
+            alone.row_padding = 0;
+            alone.hidden = 1030;
+            cases.push_back(forward_case(alone));
+        }
         Setup accumulate = strided;
         accumulate.beta = 1;
         cases.push_back(backward_case(accumulate));

@@ -70,6 +70,7 @@ struct ForwardBody {
                 ops::sum((total[0] + total[1]) + (total[2] + total[3])) / static_cast<float>(a.hidden);
             const float rstd = 1.0f / __builtin_sqrtf(mean + a.eps);
             if (a.rstd) a.rstd[r] = rstd;
+            if (a.y.data == nullptr) continue;
             const T* source = added ? sum : x;
             T* y = a.y.row(r);
             for (i = 0; i + kLanes <= a.hidden; i += kLanes) {

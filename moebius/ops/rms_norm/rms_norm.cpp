@@ -44,7 +44,8 @@ Cost cost(const RmsNormBackwardArgs& a) {
 void rms_norm(const RmsNormArgs& a, const Exec& exec) {
     MOEBIUS_CHECK(a.x.rank() == 2, a.x.shape.str());
     check_rows(a.x, a.x, "x");
-    check_rows(a.x, a.y, "y");
+    MOEBIUS_CHECK(a.y || a.rstd, "rms_norm: neither y nor rstd is asked for");
+    if (a.y) check_rows(a.x, a.y, "y");
     check_vector(a.weight, a.x.size(1), "weight");
     MOEBIUS_CHECK(!a.residual == !a.sum, "residual and sum come together");
     if (a.residual) {

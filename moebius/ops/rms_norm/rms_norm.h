@@ -12,7 +12,7 @@ struct RmsNormArgs {
     View residual;  // (T, H), optional: the norm is of x + residual (rounded to the dtype of `sum`)
     View weight;    // (H)
     View sum;       // (T, H) out, with residual: x + residual
-    View y;         // (T, H) out
+    View y;         // (T, H) out, optional where rstd is given: who quantizes the norm makes y from it
     View rstd;      // (T) f32 out, optional
     float eps = 1e-5f;
 };
