@@ -28,13 +28,4 @@ __device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-// Eight bytes, both addresses multiples of 8; and an arrival at a barrier (sm_90, one of those that it
-// counts) when this thread's copies so far are there.
-__device__ inline void cp_async_8(uint32_t to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
-}
-__device__ inline void cp_async_arrive(uint32_t barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
-}
-
 }  // namespace moebius::ptx

@@ -45,20 +45,6 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 value) {
 __device__ __forceinline__ void store_shared(uint32_t address, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
 }
-__device__ __forceinline__ void store_shared(uint32_t address, uint2 value) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y) : "memory");
-}
-// One byte, two bytes; the upper ones are zero.
-__device__ __forceinline__ uint32_t load_shared_byte(uint32_t address) {
-    uint32_t value;
-    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-__device__ __forceinline__ uint32_t load_shared_bytes(uint32_t address) {
-    uint32_t value;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
 
 __device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
     uint32_t value;

@@ -49,12 +49,6 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
-// Of operands in registers: they stay there up to here.
-__device__ __forceinline__ void wgmma_hold(uint32_t (&a)[4]) {
-#pragma unroll
-    for (uint32_t& pair : a) asm volatile("" : "+r"(pair)::"memory");
-}
-
 // d (64, 256) = a (64, 16) · b (256, 16)^T + (add ? d : 0). Element (row, column) of d: with w the warp in
 // the group and l the lane, d[4 · (column / 8) + 2 · (row / 8 % 2) + column % 2] of the thread with 16·w + l
 // / 4 = row up to the 8s and 2 · (l % 4) = column % 8 up to the 1s.
@@ -95,49 +89,6 @@ __device__ __forceinline__ void wgmma_64x256x16(float (&d)[128], uint64_t a, uin
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]),
           "+f"(d[127])
         : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kAMnMajor ? 1 : 0), "n"(kBMnMajor ? 1 : 0));
-}
-
-// The same with a in registers, and of the columns 128·kHalf to 128·kHalf + 127 alone: b (128, 16) is theirs.
-// a holds pairs along K, the lower one lower: a[0] of row l / 4 of the warp's 16, columns 2 · (l % 4) and the
-// next; a[1] eight rows below, a[2] and a[3] the same eight columns further on. Not to be written before the
-// product is done.
-template <bool kBMnMajor, int kHalf>
-__device__ __forceinline__ void wgmma_64x128x16(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
-                                                bool add) {
-    asm volatile(
-        "{\n"
-        ".reg .pred add;\n"
-        "setp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n"
-        "}"
-        : "+f"(d[64 * kHalf + 0]), "+f"(d[64 * kHalf + 1]), "+f"(d[64 * kHalf + 2]), "+f"(d[64 * kHalf + 3]),
-          "+f"(d[64 * kHalf + 4]), "+f"(d[64 * kHalf + 5]), "+f"(d[64 * kHalf + 6]), "+f"(d[64 * kHalf + 7]),
-          "+f"(d[64 * kHalf + 8]), "+f"(d[64 * kHalf + 9]), "+f"(d[64 * kHalf + 10]),
-          "+f"(d[64 * kHalf + 11]), "+f"(d[64 * kHalf + 12]), "+f"(d[64 * kHalf + 13]),
-          "+f"(d[64 * kHalf + 14]), "+f"(d[64 * kHalf + 15]), "+f"(d[64 * kHalf + 16]),
-          "+f"(d[64 * kHalf + 17]), "+f"(d[64 * kHalf + 18]), "+f"(d[64 * kHalf + 19]),
-          "+f"(d[64 * kHalf + 20]), "+f"(d[64 * kHalf + 21]), "+f"(d[64 * kHalf + 22]),
-          "+f"(d[64 * kHalf + 23]), "+f"(d[64 * kHalf + 24]), "+f"(d[64 * kHalf + 25]),
-          "+f"(d[64 * kHalf + 26]), "+f"(d[64 * kHalf + 27]), "+f"(d[64 * kHalf + 28]),
-          "+f"(d[64 * kHalf + 29]), "+f"(d[64 * kHalf + 30]), "+f"(d[64 * kHalf + 31]),
-          "+f"(d[64 * kHalf + 32]), "+f"(d[64 * kHalf + 33]), "+f"(d[64 * kHalf + 34]),
-          "+f"(d[64 * kHalf + 35]), "+f"(d[64 * kHalf + 36]), "+f"(d[64 * kHalf + 37]),
-          "+f"(d[64 * kHalf + 38]), "+f"(d[64 * kHalf + 39]), "+f"(d[64 * kHalf + 40]),
-          "+f"(d[64 * kHalf + 41]), "+f"(d[64 * kHalf + 42]), "+f"(d[64 * kHalf + 43]),
-          "+f"(d[64 * kHalf + 44]), "+f"(d[64 * kHalf + 45]), "+f"(d[64 * kHalf + 46]),
-          "+f"(d[64 * kHalf + 47]), "+f"(d[64 * kHalf + 48]), "+f"(d[64 * kHalf + 49]),
-          "+f"(d[64 * kHalf + 50]), "+f"(d[64 * kHalf + 51]), "+f"(d[64 * kHalf + 52]),
-          "+f"(d[64 * kHalf + 53]), "+f"(d[64 * kHalf + 54]), "+f"(d[64 * kHalf + 55]),
-          "+f"(d[64 * kHalf + 56]), "+f"(d[64 * kHalf + 57]), "+f"(d[64 * kHalf + 58]),
-          "+f"(d[64 * kHalf + 59]), "+f"(d[64 * kHalf + 60]), "+f"(d[64 * kHalf + 61]),
-          "+f"(d[64 * kHalf + 62]), "+f"(d[64 * kHalf + 63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-          "n"(kBMnMajor ? 1 : 0));
 }
 
 }  // namespace moebius::ptx

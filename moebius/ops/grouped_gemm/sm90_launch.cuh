@@ -19,12 +19,17 @@ struct Product {
     int64_t second = 0;              // ProductArgs::second
 };
 
-template <class T, class Epilogue>
-void launch_product(const char* name, const Product& product, const typename Epilogue::Args& epilogue,
-                    const Exec& exec) {
+// What a kernel of such products is told of it, and how many blocks there are of which size.
+struct ProductLaunch {
+    ProductArgs args;
+    LaunchShape shape;
+};
+
+// There are experts and columns.
+template <class T>
+ProductLaunch plan_product(const Product& product, const Exec& exec) {
     const int64_t experts = product.split_sizes.size(0);
     const auto units = [](int64_t count, int64_t unit) { return (count + unit - 1) / unit; };
-    if (experts == 0 || product.columns == 0) return;
     ProductArgs args{};
     args.a = tensor_map(product.a, box_rows_a<T>());
     args.b = tensor_map(product.b, box_rows_b<T>());
@@ -43,11 +48,18 @@ void launch_product(const char* name, const Product& product, const typename Epi
                                                                         std::min(experts, product.capacity));
     // Two blocks share a unit where there are few.
     const int64_t blocks = std::min<int64_t>(exec.device->sm_count(), 2 * most);
-    launch(name, grouped_product_sm90<T, Epilogue>,
-           {.grid = dim3(static_cast<unsigned>(blocks)),
-            .block = dim3(kThreads),
-            .shared_bytes = shared_bytes(args.plan.experts)},
-           exec, args, epilogue);
+    return {.args = args,
+            .shape = {.grid = dim3(static_cast<unsigned>(blocks)),
+                      .block = dim3(kThreads),
+                      .shared_bytes = shared_bytes(args.plan.experts)}};
+}
+
+template <class T, class Epilogue>
+void launch_product(const char* name, const Product& product, const typename Epilogue::Args& epilogue,
+                    const Exec& exec) {
+    if (product.split_sizes.size(0) == 0 || product.columns == 0) return;
+    const ProductLaunch plan = plan_product<T>(product, exec);
+    launch(name, grouped_product_sm90<T, Epilogue>, plan.shape, exec, plan.args, epilogue);
 }
 
 // `view` (rows, columns) in bf16 as a destination.

@@ -85,15 +85,9 @@ struct Place {
     int expert, row, row_end;       // row: the first of the 64. row_end: past the last that exists
     int column;                     // the first
     bool empty;                     // the sum has no terms
-    // Of a warp's 16 rows: where the first eight rows of the sums lie, one after another, and the others.
-    int row_step = 1, half_step = 8;
 
     __device__ __forceinline__ uint32_t box(int index) const {
         return staging + static_cast<uint32_t>(index) * kBoxBytes;
-    }
-    // The row of the group's 64 that is row `i` of eight, in the half `half`, of the warp's sums.
-    __device__ __forceinline__ int row_of_sums(int i, int half) const {
-        return 16 * warp + row_step * i + half_step * half;
     }
     // Until at most kPending groups of the group's stores still read the staging. By the whole group.
     template <int kPending>
@@ -134,8 +128,8 @@ __device__ __forceinline__ void round_block(StagedBlock& pairs, const float (&su
 
 // Where a thread's address for the i-th four 8×8 matrices of a warp's rows is: two chunks, 16 columns.
 __device__ __forceinline__ uint32_t matrices_at(uint32_t box, const Place& place, int i) {
-    const int row = place.row_of_sums(place.lane % 8, place.lane % 16 / 8);
-    const int chunk = (2 * i + place.lane / 16) ^ (row % 8);
+    const int row = 16 * place.warp + place.lane % 16;
+    const int chunk = (2 * i + place.lane / 16) ^ (place.lane % 8);
     return box + static_cast<uint32_t>(row) * kRowBytes + static_cast<uint32_t>(chunk) * 16;
 }
 __device__ __forceinline__ void stage_block(uint32_t box, const StagedBlock& pairs, const Place& place) {

@@ -71,12 +71,4 @@ CUtensorMap scale_map(const View& view, int64_t box_columns) {
     return encode_map(view, box_columns, 1, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
-CUtensorMap byte_map(const View& view, int64_t box_rows, int64_t box_columns, bool swizzled) {
-    MOEBIUS_CHECK(bits(view.dtype) == 8 && (!swizzled || box_columns == 64 || box_columns == 128));
-    return encode_map(view, box_columns, box_rows,
-                      !swizzled           ? CU_TENSOR_MAP_SWIZZLE_NONE
-                      : box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                          : CU_TENSOR_MAP_SWIZZLE_128B);
-}
-
 }  // namespace moebius::ops::sm90

@@ -15,10 +15,6 @@ CUtensorMap tensor_map(const View& view, int64_t box_rows);
 // Boxes of `box_columns` of one row of a view (rows, columns), as they lie.
 CUtensorMap scale_map(const View& view, int64_t box_columns);
 
-// Boxes of `box_rows` × `box_columns` of a view as in tensor_map, whose elements are one byte: as they lie,
-// or rows of 64 or 128 bytes swizzled by so many.
-CUtensorMap byte_map(const View& view, int64_t box_rows, int64_t box_columns, bool swizzled);
-
 // Without any rows there may be no memory, but a tensor map has an address.
 inline View with_address(View view, const View& other) {
     if (!view.data) view.data = other.data;

@@ -104,12 +104,18 @@ __device__ __forceinline__ void load_b(const ProductArgs& args, uint32_t to, uin
     }
 }
 
-// One thread: fills the ring for all the block's tiles.
-template <class T>
-__device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared& shared) {
+// For load_tiles: the operands are there from the start.
+struct AllReady {
+    __device__ __forceinline__ void operator()(int) const {}
+};
+
+// One thread: fills the ring for all the block's tiles. `ready`: returns when an expert's operands are there.
+template <class T, class Ready>
+__device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared& shared, Ready ready) {
     TileWalk walk = walk_of(args, shared);
     RingPosition ring;
     for (TileUnit unit; walk.next(unit);) {
+        ready(unit.expert);
         const int row = unit.row_unit * kTileRows + (T::kReduceRows ? 0 : unit.row_begin),
                   column = unit.column_unit * T::kColumns;
         const int depth = depth_of<T>(args, unit), stages = stages_of(depth);
@@ -289,17 +295,10 @@ __device__ __forceinline__ void finish_tiles(const ProductArgs& args, const type
     }
 }
 
-}  // namespace detail
-
-template <class T, class Epilogue>
-__global__ void __launch_bounds__(kThreads, 1)
-    grouped_product_sm90(const __grid_constant__ ProductArgs args,
-                         const __grid_constant__ typename Epilogue::Args epilogue) {
-    extern __shared__ __align__(1024) unsigned char moebius_stages[];
-    int* row_ends = reinterpret_cast<int*>(moebius_stages + kRowEndsAt);
-    const detail::Shared shared{ptx::shared_address(moebius_stages), row_ends};
-    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-    if (warp == 0) detail::scan_splits(args, row_ends);
+// Row ends and barriers, by the whole block.
+__device__ __forceinline__ void begin_product(const ProductArgs& args, const Shared& shared, int* row_ends,
+                                              int warp) {
+    if (warp == 0) scan_splits(args, row_ends);
     if (threadIdx.x == 32) {
         for (uint32_t stage = 0; stage < kStages; ++stage) {
             ptx::barrier_init(shared.full(stage), 1);
@@ -316,11 +315,24 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::tma_prefetch_map(&args.b);
     }
     __syncthreads();
+}
+
+}  // namespace detail
+
+template <class T, class Epilogue>
+__global__ void __launch_bounds__(kThreads, 1)
+    grouped_product_sm90(const __grid_constant__ ProductArgs args,
+                         const __grid_constant__ typename Epilogue::Args epilogue) {
+    extern __shared__ __align__(1024) unsigned char moebius_stages[];
+    int* row_ends = reinterpret_cast<int*>(moebius_stages + kRowEndsAt);
+    const detail::Shared shared{ptx::shared_address(moebius_stages), row_ends};
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+    detail::begin_product(args, shared, row_ends, warp);
 
     const int group = warp / 4 - 1;
     if (group < 0) {
         ptx::give_registers<Epilogue::kFinishes ? 88 : 40>();
-        if (warp == 0 && threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared);
+        if (warp == 0 && threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared, detail::AllReady{});
         if constexpr (T::kReduceRows) {
             if (warp == 1) detail::zero_tails<T>(args, shared);
         }

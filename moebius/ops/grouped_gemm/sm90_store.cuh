@@ -127,8 +127,8 @@ struct StoreWeightFloats : PlainEpilogue {
         for (int i = 0; i < 4; ++i) {  // two chunks: 8 columns
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = place.row_of_sums(place.lane / 4, half);
-                const int chunk = (2 * i + place.lane % 4 / 2) ^ (row % 8);
+                const int row = 16 * place.warp + 8 * half + place.lane / 4;
+                const int chunk = (2 * i + place.lane % 4 / 2) ^ (place.lane / 4);
                 const uint32_t to = box + static_cast<uint32_t>(row * 128 + chunk * 16 + place.lane % 2 * 8);
                 const float* d = &sums[16 * block + 4 * i + 2 * half];
                 float2 value{d[0], d[1]};

@@ -3,11 +3,7 @@
 namespace moebius::ops::sm90::mx {
 
 void dgrad(const GroupedGemmQuantizedArgs& args, const Exec& exec) {
-    if (args.a.data.dtype == DType::F8E5M2) {
-        launch_mx_rows<true, ptx::Codes::E5M2>(args, exec);
-    } else {
-        launch_mx_rows<true, ptx::Codes::E4M3>(args, exec);
-    }
+    launch_mx_rows<true>("grouped_gemm_quantized.mx_dgrad", args, exec);
 }
 
 }  // namespace moebius::ops::sm90::mx

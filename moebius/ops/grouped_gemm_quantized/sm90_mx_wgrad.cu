@@ -3,10 +3,24 @@
 namespace moebius::ops::sm90::mx {
 
 void wgrad(const GroupedGemmQuantizedArgs& args, const Exec& exec) {
-    if (args.a.data.dtype == DType::F8E5M2) {
-        launch_mx_weights<ptx::Codes::E5M2>(args, exec);
+    using Traits = ProductTraits<true, true, true, false>;
+    const View& out = args.out;
+    if (out.numel() == 0) return;
+    const Product product{.rows = out.size(1),
+                          .columns = out.size(2),
+                          .depth = args.a.data.size(0) / std::max<int64_t>(1, out.size(0))};
+    const auto run = [&]<class Epilogue>(Epilogue) {
+        launch_mx<Traits, Epilogue>("grouped_gemm_quantized.mx_wgrad", args, product,
+                                    {.out = tensor_map(out, kGroupRows),
+                                     .rows = static_cast<int>(out.size(1)),
+                                     .columns = static_cast<int>(out.size(2))},
+                                    exec);
+    };
+    const bool add = args.beta != 0;
+    if (out.dtype == DType::F32) {
+        add ? run(StoreWeightFloats<true>{}) : run(StoreWeightFloats<false>{});
     } else {
-        launch_mx_weights<ptx::Codes::E4M3>(args, exec);
+        add ? run(StoreWeights<true>{}) : run(StoreWeights<false>{});
     }
 }
 
