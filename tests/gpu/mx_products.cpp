@@ -172,7 +172,7 @@ class MxProducts {
 
     Exec exec_;
     const std::function<void(const std::string&, const std::string&)>& report_;
-    const ForcedVariants forced_{{"grouped_gemm", "sm90"}, {"grouped_gemm_quantized", "sm90"}};
+    const ForcedVariants forced_{{"grouped_gemm", "sm90"}, {"grouped_gemm_quantized", "sm90_bf16"}};
     Tensor splits_;
 };
 

@@ -104,7 +104,7 @@ struct MxProduct {
                 .out = View(nullptr, out, shape),
                 .split_sizes = View(nullptr, DType::I64, {experts})};
     }
-    std::string refusal() const { return sm90::why_not(args(), {}); }
+    std::string refusal() const { return sm90::why_not_bf16(args(), {}); }
 };
 
 TEST(GroupedGemmQuantized, HopperTakesMxOperands) {
@@ -125,28 +125,58 @@ TEST(GroupedGemmQuantized, HopperSaysWhyItDoesNotTakeMxOperands) {
 
     GroupedGemmQuantizedArgs args = MxProduct{}.args();
     args.beta = 1;
-    EXPECT_EQ(sm90::why_not(args, {}), "adds to what is there in wgrad only");
+    EXPECT_EQ(sm90::why_not_bf16(args, {}), "adds to what is there in wgrad only");
     args = MxProduct{.kind = GemmKind::Wgrad}.args();
     args.beta = 1;
-    EXPECT_EQ(sm90::why_not(args, {}), "");
+    EXPECT_EQ(sm90::why_not_bf16(args, {}), "");
 }
 
-// Column-wise scales are read as vectors, of Dgrad's weight and of both of Wgrad's operands; row-wise ones lie
-// anywhere.
+TEST(GroupedGemmQuantized, OnHopperEachKindOfScalesHasItsVariant) {
+    GroupedGemmQuantizedArgs args = MxProduct{}.args();
+    EXPECT_EQ(sm90::why_not(args, {}), "takes tensor and block128 scales, not mx32");
+    args.a.format.scale = args.b.format.scale = ScaleKind::Block128;
+    EXPECT_EQ(sm90::why_not_bf16(args, {}), "takes mx32 scales, not block128");
+}
+
+// What is widened before the product runs, in how many segments.
+TEST(GroupedGemmQuantized, MxOperandsAreWidenedWhileHopperMultiplies) {
+    const auto plan = [](const MxProduct& product) { return sm90::plan_widening(product.args()); };
+    const sm90::WideningPlan large = plan({.experts = 8, .rows = 32768, .n = 28672, .k = 4096});
+    EXPECT_EQ(large.each, 1);
+    EXPECT_EQ(large.segments, 8);
+    EXPECT_EQ(large.at_once, 1);
+    const sm90::WideningPlan small = plan({.experts = 64, .rows = 131072, .n = 2048, .k = 2048});
+    EXPECT_EQ(small.each, 4);
+    EXPECT_EQ(small.segments, 16);
+    EXPECT_EQ(small.at_once, 1);
+    // 512 rows an expert: the product is too short for the idle warps.
+    EXPECT_EQ(plan({.experts = 128, .rows = 65536, .n = 1536, .k = 2048}).at_once, 8);
+    const sm90::WideningPlan dense = plan({.experts = 1, .rows = 16384, .n = 4096, .k = 4096});
+    EXPECT_EQ(dense.segments, 1);
+    EXPECT_EQ(dense.at_once, 1);
+    const sm90::WideningPlan uneven = plan({.experts = 33, .rows = 64, .n = 48, .k = 80});
+    EXPECT_EQ(uneven.each, 3);
+    EXPECT_EQ(uneven.segments, 11);
+    EXPECT_EQ(uneven.at_once, 11);
+    EXPECT_EQ(plan({.experts = 2, .rows = 0}).at_once, 2);
+}
+
+// Column-wise scales are read as vectors, of Dgrad's weight and of both of Wgrad's operands; row-wise ones
+// lie anywhere.
 TEST(GroupedGemmQuantized, HopperWantsColumnwiseMxScalesAligned) {
     void* const off = reinterpret_cast<void*>(uintptr_t{8});
     const std::string text = "scale does not begin at a multiple of 16 bytes";
     GroupedGemmQuantizedArgs args = MxProduct{}.args();
     args.a.scale.data = args.b.scale.data = off;
-    EXPECT_EQ(sm90::why_not(args, {}), "");
+    EXPECT_EQ(sm90::why_not_bf16(args, {}), "");
     args = MxProduct{.kind = GemmKind::Dgrad}.args();
     args.a.scale.data = off;
-    EXPECT_EQ(sm90::why_not(args, {}), "");
+    EXPECT_EQ(sm90::why_not_bf16(args, {}), "");
     args.b.scale.data = off;
-    EXPECT_EQ(sm90::why_not(args, {}), "b's " + text);
+    EXPECT_EQ(sm90::why_not_bf16(args, {}), "b's " + text);
     args = MxProduct{.kind = GemmKind::Wgrad}.args();
     args.a.scale.data = off;
-    EXPECT_EQ(sm90::why_not(args, {}), "a's " + text);
+    EXPECT_EQ(sm90::why_not_bf16(args, {}), "a's " + text);
 }
 
 }  // namespace

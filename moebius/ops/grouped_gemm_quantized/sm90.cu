@@ -8,11 +8,18 @@ void grouped_gemm_quantized(const GroupedGemmQuantizedArgs& args, const Exec& ex
     const bool weights = args.kind == GemmKind::Wgrad;
     if (args.a.format.scale == ScaleKind::Tensor)
         return weights ? quantized::tensor_weights(args, exec) : quantized::tensor_rows(args, exec);
-    if (args.a.format.scale == ScaleKind::MX32) {
-        if (weights) return mx::wgrad(args, exec);
-        return args.kind == GemmKind::Forward ? mx::forward(args, exec) : mx::dgrad(args, exec);
-    }
     return weights ? quantized::block_weights(args, exec) : quantized::block_rows(args, exec);
+}
+
+void grouped_gemm_quantized_bf16(const GroupedGemmQuantizedArgs& args, const Exec& exec) {
+    switch (args.kind) {
+        case GemmKind::Forward:
+            return mx::forward(args, exec);
+        case GemmKind::Dgrad:
+            return mx::dgrad(args, exec);
+        case GemmKind::Wgrad:
+            return mx::wgrad(args, exec);
+    }
 }
 
 }  // namespace moebius::ops::sm90

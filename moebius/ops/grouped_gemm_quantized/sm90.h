@@ -6,10 +6,20 @@
 
 namespace moebius::ops::sm90 {
 
-// On Hopper's FP8 tensor cores; MX operands on its bf16 tensor cores.
+// On Hopper's FP8 tensor cores: Tensor and Block128 scales. And on its bf16 ones: MX32, in bf16 in scratch, 2
+// bytes a code of both operands while the product runs.
 void grouped_gemm_quantized(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+void grouped_gemm_quantized_bf16(const GroupedGemmQuantizedArgs& args, const Exec& exec);
 
-// The first reason against it, or "". Host arithmetic, no CUDA.
+// The first reason against them, or "". Host arithmetic, no CUDA.
 std::string why_not(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+std::string why_not_bf16(const GroupedGemmQuantizedArgs& args, const Exec& exec);
+
+// In which steps a product's MX operands become bf16 (sm90_mx_widen.cuh): in segments of `each` experts, of
+// which all warps widen the first `at_once` before anything is multiplied, and idle ones the rest meanwhile.
+struct WideningPlan {
+    int64_t each = 1, segments = 0, at_once = 1;
+};
+WideningPlan plan_widening(const GroupedGemmQuantizedArgs& args);
 
 }  // namespace moebius::ops::sm90

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "moebius/ops/grouped_gemm/sm90_config.h"
@@ -6,19 +7,20 @@
 namespace moebius::ops::sm90 {
 namespace {
 
-// MX operands lie untransposed: of Forward both along the depth, of Dgrad b across it, of Wgrad both. TMA reads
-// them in bf16, from scratch; codes are read as vectors, and so are scales across the depth.
-std::string why_not_mx(const GroupedGemmQuantizedArgs& args) {
-    for (const auto& [operand, name] : {std::pair{&args.a, "a"}, {&args.b, "b"}}) {
-        const int64_t columns = operand->data.size(operand->data.rank() - 1);
-        if (columns % 16 != 0)
-            return std::string(name) + " has " + std::to_string(columns) + " columns, not a multiple of 16";
+// Reasons of any product's sizes and places.
+std::string why_not_sizes(const GroupedGemmQuantizedArgs& args) {
+    const int64_t experts = args.split_sizes.size(0), columns = args.out.size(args.out.rank() - 1);
+    if (experts > kMostExperts)
+        return "has " + std::to_string(experts) + " experts, more than " + std::to_string(kMostExperts);
+    if (args.a.data.size(1) == 0 && args.kind != GemmKind::Wgrad) return "a has no columns";
+    if (columns % 8 != 0) return "out has " + std::to_string(columns) + " columns, not a multiple of 8";
+    return {};
+}
+std::string why_no_maps(const GroupedGemmQuantizedArgs& args) {
+    for (const auto& [view, name] : {std::pair{&args.a.data, "a"}, {&args.b.data, "b"}, {&args.out, "out"}}) {
+        if (const std::string reason = why_no_map(*view, name); !reason.empty()) return reason;
     }
-    const bool wgrad = args.kind == GemmKind::Wgrad, forward = args.kind == GemmKind::Forward;
-    if (wgrad) {
-        if (const std::string reason = why_no_map(args.a.scale, "a's scale"); !reason.empty()) return reason;
-    }
-    return forward ? std::string() : why_no_map(args.b.scale, "b's scale");
+    return {};
 }
 
 std::string why_not_transposed(const GroupedGemmQuantizedArgs& args) {
@@ -29,26 +31,61 @@ std::string why_not_transposed(const GroupedGemmQuantizedArgs& args) {
     return args.kind == GemmKind::Wgrad ? why_no_map(args.b.scale, "b's scale") : std::string();
 }
 
+// A segment ends with a warp's stores on their way and nothing else, so there are not many.
+constexpr int64_t kSegments = 16;
+// Measured on an H200: FLOP/s of products; bytes/s that their idle warps (three; of Wgrad two) read and
+// write.
+constexpr double kProduct = 650e12, kIdle = 1.3e12, kIdleOfWgrad = 0.9e12;
+
 }  // namespace
 
+WideningPlan plan_widening(const GroupedGemmQuantizedArgs& args) {
+    WideningPlan plan;
+    const int64_t experts = args.split_sizes.size(0);
+    plan.each = std::max<int64_t>(1, (experts + kSegments - 1) / kSegments);
+    plan.segments = (experts + plan.each - 1) / plan.each;
+    const auto bytes = 3.0 * static_cast<double>(args.a.data.numel() + args.b.data.numel());
+    const double meanwhile =
+        cost(args).flops / kProduct * (args.kind == GemmKind::Wgrad ? kIdleOfWgrad : kIdle);
+    const double share = bytes > meanwhile ? meanwhile / bytes : 1.0;
+    const auto ahead = static_cast<int64_t>(share * static_cast<double>(plan.segments));
+    plan.at_once = std::max<int64_t>(1, plan.segments - ahead);
+    return plan;
+}
+
 std::string why_not(const GroupedGemmQuantizedArgs& args, const Exec&) {
-    const bool wgrad = args.kind == GemmKind::Wgrad, mx = args.a.format.scale == ScaleKind::MX32;
-    if (!mx && args.b.data.dtype != DType::F8E4M3)
+    if (args.a.format.scale == ScaleKind::MX32)
+        return "takes tensor and block128 scales, not " + std::string(name(args.a.format.scale));
+    if (args.b.data.dtype != DType::F8E4M3)
         return "takes b in " + std::string(name(DType::F8E4M3)) + ", not " +
                std::string(name(args.b.data.dtype));
-    if (args.beta != 0 && !(wgrad && (mx || args.out.dtype == DType::F32)))
-        return mx ? "adds to what is there in wgrad only" : "adds to f32 of wgrad only";
-    const int64_t experts = args.split_sizes.size(0), columns = args.out.size(args.out.rank() - 1);
-    if (experts > kMostExperts)
-        return "has " + std::to_string(experts) + " experts, more than " + std::to_string(kMostExperts);
-    if (args.a.data.size(1) == 0 && !wgrad) return "a has no columns";
-    if (columns % 8 != 0) return "out has " + std::to_string(columns) + " columns, not a multiple of 8";
-    if (const std::string reason = mx ? why_not_mx(args) : why_not_transposed(args); !reason.empty())
-        return reason;
-    for (const auto& [view, name] : {std::pair{&args.a.data, "a"}, {&args.b.data, "b"}, {&args.out, "out"}}) {
-        if (const std::string reason = why_no_map(*view, name); !reason.empty()) return reason;
+    if (args.beta != 0 && !(args.kind == GemmKind::Wgrad && args.out.dtype == DType::F32))
+        return "adds to f32 of wgrad only";
+    if (const std::string reason = why_not_sizes(args); !reason.empty()) return reason;
+    if (const std::string reason = why_not_transposed(args); !reason.empty()) return reason;
+    return why_no_maps(args);
+}
+
+// MX operands lie untransposed: of Forward both along the depth, of Dgrad b across it, of Wgrad both. Codes
+// are read as vectors, and so are scales across the depth.
+std::string why_not_bf16(const GroupedGemmQuantizedArgs& args, const Exec&) {
+    if (args.a.format.scale != ScaleKind::MX32)
+        return "takes mx32 scales, not " + std::string(name(args.a.format.scale));
+    const bool wgrad = args.kind == GemmKind::Wgrad, forward = args.kind == GemmKind::Forward;
+    if (args.beta != 0 && !wgrad) return "adds to what is there in wgrad only";
+    if (const std::string reason = why_not_sizes(args); !reason.empty()) return reason;
+    for (const auto& [operand, name] : {std::pair{&args.a, "a"}, {&args.b, "b"}}) {
+        const int64_t columns = operand->data.size(operand->data.rank() - 1);
+        if (columns % 16 != 0)
+            return std::string(name) + " has " + std::to_string(columns) + " columns, not a multiple of 16";
     }
-    return {};
+    if (wgrad) {
+        if (const std::string reason = why_no_map(args.a.scale, "a's scale"); !reason.empty()) return reason;
+    }
+    if (!forward) {
+        if (const std::string reason = why_no_map(args.b.scale, "b's scale"); !reason.empty()) return reason;
+    }
+    return why_no_maps(args);
 }
 
 }  // namespace moebius::ops::sm90

@@ -12,7 +12,7 @@ void tensor_weights(const GroupedGemmQuantizedArgs& args, const Exec& exec);
 
 }  // namespace moebius::ops::sm90::quantized
 
-// MX operands, of each kind of product.
+// MX operands, of each kind of product: sm90_bf16.
 namespace moebius::ops::sm90::mx {
 
 void forward(const GroupedGemmQuantizedArgs& args, const Exec& exec);

@@ -2,15 +2,12 @@
 #pragma once
 
 #include "moebius/ops/grouped_gemm/sm90_launch.cuh"
+#include "moebius/ops/grouped_gemm_quantized/sm90.h"
 #include "moebius/ops/grouped_gemm_quantized/sm90_kinds.h"
 #include "moebius/ops/grouped_gemm_quantized/sm90_mx_product.cuh"
 #include "moebius/runtime/transfer.h"
 
 namespace moebius::ops::sm90::mx {
-
-// Experts are widened in as many segments, or fewer: each ends with a warp's stores on their way and nothing
-// else.
-inline constexpr int64_t kSegments = 16;
 
 inline Widened widened(const Operand& operand, void* wide) {
     const View& codes = operand.data;
@@ -33,9 +30,10 @@ void launch_mx(const char* name, const GroupedGemmQuantizedArgs& args, Product p
     const auto bytes = [](const View& codes) { return static_cast<size_t>(codes.numel()) * 2; };
     const Scratch wide_a("grouped_gemm_quantized.wide_a", bytes(a), exec),
         wide_b("grouped_gemm_quantized.wide_b", bytes(b), exec);
-    const int64_t each = (experts + kSegments - 1) / kSegments, segments = (experts + each - 1) / each;
-    const Scratch arrived("grouped_gemm_quantized.arrived", static_cast<size_t>(segments) * 4, exec);
-    zero(arrived.as<void>(), static_cast<size_t>(segments) * 4, exec);
+    const WideningPlan widening = plan_widening(args);
+    const auto flag_bytes = static_cast<size_t>(widening.segments) * sizeof(uint32_t);
+    const Scratch arrived("grouped_gemm_quantized.arrived", flag_bytes, exec);
+    zero(arrived.as<void>(), flag_bytes, exec);
     product.a = View(wide_a.as<void>(), DType::BF16, a.shape);
     product.b = View(wide_b.as<void>(), DType::BF16, b.shape);
     product.split_sizes = args.split_sizes;
@@ -46,7 +44,8 @@ void launch_mx(const char* name, const GroupedGemmQuantizedArgs& args, Product p
                          .a = widened(args.a, wide_a.as<void>()),
                          .b = widened(args.b, wide_b.as<void>()),
                          .arrived = arrived.as<uint32_t>(),
-                         .each = static_cast<int>(each)},
+                         .each = static_cast<int>(widening.each),
+                         .at_once = static_cast<int>(widening.at_once)},
            epilogue);
 }
 

@@ -3,8 +3,8 @@
 // tiles, its order and its bits.
 //
 // That product has memory to spare and warps that idle beside the one that loads. These widen an expert's
-// operands while the experts before are multiplied, so that only the first segment of experts costs time of its
-// own (all warps widen it). docs/kernels.md has what bounds it.
+// operands while the experts before are multiplied, so that only the first experts' cost time of their own
+// (all warps widen them). docs/kernels.md has what bounds it.
 #pragma once
 
 #include "moebius/ops/grouped_gemm/sm90_store.cuh"

@@ -1,5 +1,5 @@
-// Codes and scales of MX operands to bf16 in scratch, by warps of the product that multiplies them: which piece
-// is whose, and how a product's loader knows that an expert's are there.
+// Codes and scales of MX operands to bf16 in scratch, by warps of the product that multiplies them: which
+// piece is whose, and how a product's loader knows that an expert's are there.
 #pragma once
 
 #include "moebius/ops/grouped_gemm/sm90_layout.cuh"
@@ -8,8 +8,8 @@
 
 namespace moebius::ops::sm90::mx {
 
-// An operand, and where it becomes bf16. Row-wise: scales (rows, ⌈columns/32⌉). Column-wise: scales (blocks of
-// 32 of an expert's rows, columns), each eight on 8 bytes.
+// An operand, and where it becomes bf16. Row-wise: scales (rows, ⌈columns/32⌉). Column-wise: scales (blocks
+// of 32 of an expert's rows, columns), each eight on 8 bytes.
 struct Widened {
     const uint8_t *codes, *scales;
     __nv_bfloat16* wide;  // (rows, columns), as the codes
@@ -23,6 +23,7 @@ struct MxProductArgs {
     Widened a, b;
     uint32_t* arrived;  // (segments): warps that have widened theirs; zero at the start
     int each;           // experts of a segment
+    int at_once;        // segments widened before anything is multiplied
 };
 
 // A piece is eight rows of an expert by 256 columns, eight a lane.
@@ -150,8 +151,7 @@ class PieceWalk {
         }
         piece.scales = {0, 0};
         if constexpr (kAcross) {
-            const uint8_t* from =
-                of.scales + int64_t{first_block_ + row / kScaleBlock} * of.columns + column;
+            const uint8_t* from = of.scales + int64_t{first_block_ + row / kScaleBlock} * of.columns + column;
             if (piece.rows > 0) piece.scales = __ldg(reinterpret_cast<const uint2*>(from));
         } else {
             const int across = blocks(of.columns), own = row + lane_ / 4;
@@ -207,8 +207,8 @@ __device__ __forceinline__ void widen_segment(const MxProductArgs& args, PieceWa
     if (lane == 0) ptx::flag_add(args.arrived + segment);  // partner: SegmentsReady
 }
 
-// Who widens what: the first segment all warps of all blocks, before anything else; the others those that would
-// idle, while the experts before are multiplied.
+// Who widens what: the first `at_once` segments all warps of all blocks, before anything else; the others
+// those that would idle, while the experts before are multiplied.
 template <class T>
 struct Widening {
     static constexpr int kWarps = kThreads / 32;
@@ -217,13 +217,14 @@ struct Widening {
 
     __device__ __forceinline__ static void first(const MxProductArgs& args, const int* row_ends, int warp) {
         PieceWalk<T> walk(args, row_ends);
-        if (walk.done()) return;
-        widen_segment(args, walk, static_cast<int>(blockIdx.x) * kWarps + warp,
-                      static_cast<int>(gridDim.x) * kWarps);
+#pragma unroll 1
+        for (int i = 0; i < args.at_once && !walk.done(); ++i)
+            widen_segment(args, walk, static_cast<int>(blockIdx.x) * kWarps + warp,
+                          static_cast<int>(gridDim.x) * kWarps);
     }
     __device__ __forceinline__ static void rest(const MxProductArgs& args, const int* row_ends, int warp) {
         PieceWalk<T> walk(args, row_ends);
-        walk.skip(walk.end_of_segment());
+        for (int i = 0; i < args.at_once; ++i) walk.skip(walk.end_of_segment());
 #pragma unroll 1
         while (!walk.done())
             widen_segment(args, walk, static_cast<int>(blockIdx.x) * kIdle + warp - kFirstIdle,
@@ -231,8 +232,8 @@ struct Widening {
     }
 };
 
-// For the loading thread: waits until an expert's operands are in scratch. All blocks run at the same time, one
-// an SM at most, and who widens waits for nobody.
+// For the loading thread: waits until an expert's operands are in scratch. All blocks run at the same time,
+// one an SM at most, and who widens waits for nobody.
 template <class T>
 class SegmentsReady {
   public:
@@ -244,7 +245,7 @@ class SegmentsReady {
         // Experts without rows before the first have a gradient, of nothing.
         const int segment = (expert - first_) / args_.each;
         if (expert < first_ || segment <= known_) return;
-        const int warps = segment == 0 ? Widening<T>::kWarps : Widening<T>::kIdle;
+        const int warps = segment < args_.at_once ? Widening<T>::kWarps : Widening<T>::kIdle;
         ptx::flag_await(args_.arrived + segment, gridDim.x * static_cast<uint32_t>(warps));
         known_ = segment;
     }
