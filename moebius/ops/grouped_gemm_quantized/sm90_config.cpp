@@ -35,8 +35,7 @@ std::string why_not(const GroupedGemmQuantizedArgs& args, const Exec&) {
     if (args.b.data.dtype != DType::F8E4M3)
         return "takes b in " + std::string(name(DType::F8E4M3)) + ", not " +
                std::string(name(args.b.data.dtype));
-    if (args.beta != 0 && !(wgrad && (mx || args.out.dtype == DType::F32)))
-        return mx ? "adds to what is there in wgrad only" : "adds to f32 of wgrad only";
+    if (args.beta != 0 && !wgrad) return "adds to what is there in wgrad only";
     const int64_t experts = args.split_sizes.size(0), columns = args.out.size(args.out.rank() - 1);
     if (experts > kMostExperts)
         return "has " + std::to_string(experts) + " experts, more than " + std::to_string(kMostExperts);
