@@ -84,11 +84,13 @@ struct GluGradients {
     float activation;  // what forward gives
 };
 
+template <bool kClamped>
 __device__ __forceinline__ GluGradients glu_backward(const GluPair& pair, float dy, float scale) {
     const float scaled = __fmul_rn(dy, scale);
     const float product = __fmul_rn(pair.value, pair.up);
+    const float dup = __fmul_rn(scaled, pair.value);
     return {__fmul_rn(__fmul_rn(scaled, pair.up), pair.derivative),
-            __fmul_rn(__fmul_rn(scaled, pair.value), pair.up_derivative), __fmul_rn(dy, product),
+            kClamped ? __fmul_rn(dup, pair.up_derivative) : dup, __fmul_rn(dy, product),
             __fmul_rn(scale, product)};
 }
 

@@ -19,13 +19,48 @@ std::string why_not_tiles(const ScaledGluQuantizeArgs& a, const Exec&) {
     return {};
 }
 
+// What kernels of tiles of two times 128 columns take. `columns`: that the intermediate size is a multiple
+// of.
+std::string why_not_pairs(const GluOptions& options, int64_t intermediate, int64_t columns,
+                          std::initializer_list<std::pair<View, const char*>> inputs,
+                          const QuantizeTarget& target) {
+    if (options.interleave != 0)
+        return "takes gates before ups, not glu_interleave_size = " + std::to_string(options.interleave);
+    if (intermediate % columns != 0) {
+        return "intermediate size " + std::to_string(intermediate) + " is not a multiple of " +
+               std::to_string(columns);
+    }
+    if (target.rule.counts) return "counts no underflows";
+    for (const auto& [rows, what] : inputs) {
+        if (rows.dtype != DType::BF16) return "takes bf16, not " + std::string(name(rows.dtype));
+        if (rows.stride[0] % 8 != 0 || reinterpret_cast<uintptr_t>(rows.data) % 16 != 0)
+            return "takes rows of " + std::string(what) + " that begin at multiples of 16 bytes";
+    }
+    for (const Operand* codes : {&target.row, &target.column}) {
+        if (!*codes) continue;
+        if (codes->format.scale == ScaleKind::MX32) return "has no scales of 32";
+        if (reinterpret_cast<uintptr_t>(codes->data.data) % 16 != 0)
+            return "writes codes that begin at multiples of 16 bytes";
+    }
+    return {};
+}
+std::string why_not_pairs(const ScaledGluQuantizeArgs& a, const Exec&) {
+    return why_not_pairs(a.options, a.x.size(1) / 2, 256, {{a.x, "x"}}, a.activation);
+}
+std::string why_not_pairs(const ScaledGluBackwardQuantizeArgs& a, const Exec&) {
+    return why_not_pairs(a.options, a.dy.size(1), 128, {{a.x, "x"}, {a.dy, "dy"}}, a.dx);
+}
+
 constexpr Variant<ScaledGluQuantizeArgs> kForward[] = {
+    {"cuda_pairs", DeviceKind::Cuda, 80, 999, why_not_pairs, MOEBIUS_CUDA(cuda::scaled_glu_quantize_pairs)},
     {"cuda_any", DeviceKind::Cuda, 80, 999, why_not_tiles, MOEBIUS_CUDA(cuda::scaled_glu_quantize)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<ScaledGluQuantizeArgs>,
      MOEBIUS_CUDA(cuda::scaled_glu_then_quantize)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ScaledGluQuantizeArgs>, cpu::scaled_glu_quantize},
 };
 constexpr Variant<ScaledGluBackwardQuantizeArgs> kBackward[] = {
+    {"cuda_pairs", DeviceKind::Cuda, 80, 999, why_not_pairs,
+     MOEBIUS_CUDA(cuda::scaled_glu_backward_quantize_pairs)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<ScaledGluBackwardQuantizeArgs>,
      MOEBIUS_CUDA(cuda::scaled_glu_backward_then_quantize)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<ScaledGluBackwardQuantizeArgs>, cpu::scaled_glu_backward_quantize},

@@ -1,7 +1,7 @@
 // Gated activations to eight-bit floats: ScaledSwiGLU and its siblings, forward and backward, whose result
 // leaves as codes and scales in both directions. Equal bit for bit to scaled_glu, or scaled_glu_backward,
 // followed by quantize on the same device: what these store is rounded to x's type on the way. On the CPU,
-// and on a GPU in forward, the result is never in memory in high precision.
+// and on a GPU by all variants but the composed ones, the result is never in memory in high precision.
 #pragma once
 
 #include "moebius/ops/quantize/quantize.h"

@@ -57,15 +57,18 @@ struct StoreRows : PlainEpilogue {
     }
 };
 
+// Gradients of the experts' weights.
+struct Weights {
+    CUtensorMap out;  // (experts, rows, columns), boxes of 64 rows × 128 bytes
+    int rows, columns;
+};
+
 // bf16 gradients of the experts' weights, written, or added in fp32 to what is there before the one rounding.
 // What is there comes to the staging by TMA while the tile is multiplied; nobody else reads or writes it.
 template <bool kAdd>
 struct StoreWeights : PlainEpilogue {
     static constexpr bool kFetches = kAdd;
-    struct Args {
-        CUtensorMap out;  // (experts, rows, columns), boxes of 64 × 64
-        int rows, columns;
-    };
+    using Args = Weights;
     __device__ static void fetch(const Args& args, const Place& place) {
         place.fetch_boxes(args.out, 64, args.columns);
     }
@@ -112,10 +115,7 @@ template <bool kAdd>
 struct StoreWeightFloats : PlainEpilogue {
     static constexpr bool kFetches = kAdd;
     static constexpr int kWidth = 32, kPassBoxes = 2, kPasses = kTileColumns / (kWidth * kPassBoxes);
-    struct Args {
-        CUtensorMap out;  // (experts, rows, columns), boxes of 64 × 32
-        int rows, columns;
-    };
+    using Args = Weights;
     __device__ static void fetch(const Args& args, const Place& place) {
         place.fetch_boxes(args.out, kWidth, args.columns);
     }

@@ -3,6 +3,7 @@
 
 #include "moebius/base/float8.h"
 #include "moebius/ops/case.h"
+#include "moebius/ops/elementwise/elementwise.h"
 #include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 #include "moebius/tensor/operand_part.h"
 
@@ -22,6 +23,13 @@ struct Problem {
     int64_t rows() const { return std::accumulate(splits.sizes.begin(), splits.sizes.end(), int64_t{0}); }
     bool wgrad() const { return kind == GemmKind::Wgrad; }
     bool forward() const { return kind == GemmKind::Forward; }
+    int64_t depth() const {  // the longest
+        return forward() ? k : !wgrad() ? n : *std::max_element(splits.sizes.begin(), splits.sizes.end());
+    }
+    // Sums of integers beyond the 256 that bf16 holds are added to bf16.
+    bool rounds_sums() const {
+        return integers && accumulate && out == DType::BF16 && rows() > 0 && depth() >= 16;
+    }
 };
 
 std::string name_of(const Problem& p) {
@@ -96,8 +104,11 @@ double number_of(DType element, double code) {
 
 double random_code(const Problem& p, DType element, int64_t i, const Philox& random) {
     const auto index = static_cast<uint64_t>(i);
-    const auto value = static_cast<float>(p.integers ? static_cast<double>(random.below(index, 7)) - 3.0
-                                                     : 20.0 * random.normal(index));
+    // Wider ones beside bf16 that is added to: sums that it has to round.
+    const uint64_t most = p.accumulate && p.out == DType::BF16 ? 7 : 3;
+    const auto value = static_cast<float>(
+        p.integers ? static_cast<double>(random.below(index, 2 * most + 1)) - static_cast<double>(most)
+                   : 20.0 * random.normal(index));
     return element == DType::F8E4M3 ? to_f8e4m3(value).bits : to_f8e5m2(value).bits;
 }
 // Never one, and of few scales never that of the next place, so that a scale forgotten or beside the right
@@ -253,6 +264,23 @@ std::vector<Mutant> mutants_of(const Problem& p, const Side& left, const Side& r
                                            std::fill(scales.begin(), scales.end(), codes ? 127 : 1);
                                        });
                        }});
+    if (p.accumulate) {
+        mutants.push_back({"forgets what was there", [=](const Views& v, const Exec& exec) {
+                               GroupedGemmQuantizedArgs args = args_of(p, left, right, v);
+                               args.beta = 0;
+                               grouped_gemm_quantized(args, exec);
+                           }});
+    }
+    if (p.rounds_sums()) {
+        mutants.push_back({"rounds the product before it is added", [=](const Views& v, const Exec& exec) {
+                               GroupedGemmQuantizedArgs args = args_of(p, left, right, v);
+                               SharedVector<BF16> product(static_cast<size_t>(args.out.numel()));
+                               args.out = View(product.data(), DType::BF16, args.out.shape);
+                               args.beta = 0;
+                               grouped_gemm_quantized(args, exec);
+                               add({.x = v["out"], .y = args.out, .out = v["out"]}, exec);
+                           }});
+    }
     if (p.experts() < 2 || p.splits.name == "one_row_of_many") return mutants;
     if (!p.wgrad() && p.splits.sizes[0] > 0) {
         mutants.push_back({"the next expert's weight", [=](const Views& v, const Exec& exec) {
@@ -308,13 +336,20 @@ Case product_case(const Problem& p) {
                    .role = p.accumulate ? Role::InOut : Role::Output,
                    .exact = p.integers};
     if (!p.wgrad()) out.written = [limit = p.rows() * n](int64_t i) { return i < limit; };
-    if (p.accumulate && p.integers)
-        out.value = [](int64_t i, const Philox&) { return static_cast<double>(i % 5) - 2.0; };
+    if (p.accumulate && p.integers) {
+        // Beside bf16 products that are rounded: large enough to move what they are rounded to.
+        const double step = p.out == DType::BF16 ? 17.0 : 1.0;
+        out.value = [=](int64_t i, const Philox&) { return step * (static_cast<double>(i % 5) - 2.0); };
+    } else if (p.accumulate && !p.bench) {
+        // As large as the products: that they are there must show.
+        out.value = [](int64_t i, const Philox& random) {
+            return 4096.0 * random.normal(static_cast<uint64_t>(i));
+        };
+    }
     if (p.out == DType::F32) {
         // A tensor core adds 16 products at a time to a running sum that it truncates (see grouped_gemm's
         // cases).
-        const int64_t longest = *std::max_element(p.splits.sizes.begin(), p.splits.sizes.end());
-        const int64_t depth = p.wgrad() ? longest : p.forward() ? p.k : p.n;
+        const int64_t depth = p.depth();
         int64_t truncations = ceil_div(depth, 16);
         // Of eight-bit operands 32 products at a time, to about 14 bits: a unit of those is 2^10 half ones of
         // fp32. Sums leave the tensor core after 128 of the depth, or (`fast`) at its end.
@@ -342,17 +377,30 @@ void add_bench(std::vector<Case>& cases) {
           {NamedSplits{"64_experts", std::vector<int64_t>(64, 2048), 131072}, 2048, 2048, true},
           {NamedSplits{"learned", {450, 370, 409, 400}, 1640}, 512, 256, false}}) {
         for (const ScaleKind scale : kScales) {
+            const auto add_case = [&](Problem p) {
+                p.bench = true;
+                cases.push_back(product_case(p));
+                cases.back().large = large;
+            };
             for (const GemmKind kind : kKinds) {
-                Case c = product_case({.kind = kind,
-                                       .scale = scale,
-                                       .out = kind == GemmKind::Wgrad ? DType::F32 : DType::BF16,
-                                       .splits = splits,
-                                       .n = n,
-                                       .k = k,
-                                       .fast = scale == ScaleKind::Tensor && kind == GemmKind::Forward,
-                                       .bench = true});
-                c.large = large;
-                cases.push_back(std::move(c));
+                add_case({.kind = kind,
+                          .scale = scale,
+                          .out = kind == GemmKind::Wgrad ? DType::F32 : DType::BF16,
+                          .splits = splits,
+                          .n = n,
+                          .k = k,
+                          .fast = scale == ScaleKind::Tensor && kind == GemmKind::Forward});
+            }
+            // Of the steps' second micro-batch and later ones.
+            for (const DType out : {DType::F32, DType::BF16}) {
+                if (large)
+                    add_case({.kind = GemmKind::Wgrad,
+                              .scale = scale,
+                              .out = out,
+                              .splits = splits,
+                              .n = n,
+                              .k = k,
+                              .accumulate = true});
             }
         }
     }
@@ -374,8 +422,9 @@ void grouped_gemm_quantized_cases(std::vector<Case>& cases) {
                 p.index = DType::I32;
                 p.accumulate = true;
                 cases.push_back(product_case(p));
-                p.integers = false;
                 p.out = DType::BF16;
+                cases.push_back(product_case(p));
+                p.integers = false;
                 cases.push_back(product_case(p));
                 p.accumulate = false;
                 p.a = DType::F8E5M2;
@@ -402,15 +451,16 @@ void grouped_gemm_quantized_cases(std::vector<Case>& cases) {
     // More tiles than a card has SMs, so that a block computes several; many experts, some without rows.
     NamedSplits many{"many_tiles", {}, 300};
     for (int64_t e = 0; e < 35; ++e) many.sizes.push_back(e % 5 == 0 ? 0 : 5 + e % 9);
-    for (const bool accumulate : {false, true}) {
+    for (const ScaleKind scale : kScales) {
         for (const DType out : {DType::F32, DType::BF16}) {
-            cases.push_back(product_case({.kind = GemmKind::Wgrad,
-                                          .scale = ScaleKind::MX32,
-                                          .out = out,
-                                          .splits = many,
-                                          .n = 144,
-                                          .k = 272,
-                                          .accumulate = accumulate}));
+            Problem p{
+                .kind = GemmKind::Wgrad, .scale = scale, .out = out, .splits = many, .n = 144, .k = 272};
+            cases.push_back(product_case(p));
+            p.accumulate = true;
+            cases.push_back(product_case(p));
+            if (scale != ScaleKind::Tensor) continue;
+            p.fast = true;
+            cases.push_back(product_case(p));
         }
     }
     add_bench(cases);

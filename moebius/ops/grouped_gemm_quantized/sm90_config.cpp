@@ -59,8 +59,7 @@ std::string why_not(const GroupedGemmQuantizedArgs& args, const Exec&) {
     if (args.b.data.dtype != DType::F8E4M3)
         return "takes b in " + std::string(name(DType::F8E4M3)) + ", not " +
                std::string(name(args.b.data.dtype));
-    if (args.beta != 0 && !(args.kind == GemmKind::Wgrad && args.out.dtype == DType::F32))
-        return "adds to f32 of wgrad only";
+    if (args.beta != 0 && args.kind != GemmKind::Wgrad) return "adds to what is there in wgrad only";
     if (const std::string reason = why_not_sizes(args); !reason.empty()) return reason;
     if (const std::string reason = why_not_transposed(args); !reason.empty()) return reason;
     return why_no_maps(args);

@@ -40,13 +40,14 @@ void launch_product(const char* name, const GroupedGemmQuantizedArgs& args, cons
     const int64_t most =
         plan.column_units * (T::kReduceRows ? experts * plan.row_units
                                             : units(capacity, kTileRows) + std::min(experts, capacity));
-    const StoreArgs store{.out = tensor_map(out, kGroupRows),
-                          .data = out.data,
-                          .row_stride = out.stride[static_cast<size_t>(out.rank()) - 2],
-                          .rows = static_cast<int>(rows),
-                          .columns = static_cast<int>(columns),
-                          .floats = out.dtype == DType::F32,
-                          .add = args.beta != 0};
+    StoreArgs store{};
+    store.out = tensor_map(out, kGroupRows);
+    store.rows = static_cast<int>(rows);
+    store.columns = static_cast<int>(columns);
+    store.data = out.data;
+    store.row_stride = out.stride[static_cast<size_t>(out.rank()) - 2];
+    store.floats = out.dtype == DType::F32;
+    store.add = args.beta != 0;
     launch(name, grouped_product_quantized_sm90<T, Epilogue>,
            {.grid = dim3(static_cast<unsigned>(std::min<int64_t>(exec.device->sm_count(), most))),
             .block = dim3(kThreads),

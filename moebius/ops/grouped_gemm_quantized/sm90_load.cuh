@@ -3,8 +3,7 @@
 
 #include <cstdint>
 
-#include "moebius/ops/grouped_gemm/sm90_config.h"
-#include "moebius/ops/grouped_gemm/sm90_tiles.h"
+#include "moebius/ops/grouped_gemm/sm90_layout.cuh"
 #include "moebius/ptx/sync.h"
 #include "moebius/ptx/tma.h"
 #include "moebius/ptx/wgmma_fp8.h"
@@ -27,16 +26,15 @@ inline constexpr int kScaleRows = kTileRows + 4;
 inline constexpr uint32_t kScaleABytes = kScaleRows * 4, kScaleBBytes = kTileColumns * 4;
 inline constexpr uint32_t kScaleBAt = 640, kScaleBytes = kScaleBAt + kScaleBBytes;  // of a stage
 static_assert(kScaleBAt >= kScaleABytes && kScaleBAt % 128 == 0 && kScaleBytes % 128 == 0);
-inline constexpr uint32_t kBoxBytes = 64 * 128;  // of the staging: 64 rows
-inline constexpr int kBoxes = 4;
-inline constexpr uint32_t kStagingBytes = kBoxes * kBoxBytes;  // a warpgroup's, for what it stores
+// A warpgroup's staging, for what it stores, is the bf16 product's: kBoxes of kBoxBytes, 64 rows each.
+static_assert(kGroupRows == sm90::kGroupRows && kTileColumns == sm90::kTileColumns);
 
 // Shared memory: stages, each A and B; staging of the warpgroups; the stages' scales; barriers; what
 // finishing warps tell each other; row_ends.
 inline constexpr uint32_t kStagingAt = kStages * kStageBytes;
 inline constexpr uint32_t kScalesAt = kStagingAt + kGroups * kStagingBytes;
 inline constexpr uint32_t kBarriersAt = kScalesAt + kStages * kScaleBytes;
-inline constexpr uint32_t kFinishingAt = kBarriersAt + (2 * kStages + 3 * kGroups) * 8;
+inline constexpr uint32_t kFinishingAt = kBarriersAt + (2 * kStages + 4 * kGroups) * 8;
 inline constexpr uint32_t kFinishingBytes = 2 * kFinishers * 256;
 static_assert(kFinishingAt % 16 == 0);
 inline constexpr uint32_t kRowEndsAt = kFinishingAt + kFinishingBytes;
@@ -87,27 +85,6 @@ struct ProductTraits {
     static_assert((kScaling == Scaling::RowBlocks) <= !kReduceRows);
 };
 
-// Where a warpgroup's 64 × 256 sums belong.
-struct Place {
-    int group, warp, lane, thread;  // warp in the group, lane in the warp, thread in the group
-    int barrier;                    // a named one, the group's own (128 threads)
-    uint32_t staging;               // kStagingBytes, at a multiple of 1,024
-    int expert, row, row_end;       // row: the first of the 64. row_end: past the last that exists
-    int column;                     // the first
-    bool empty;                     // the sum has no terms
-
-    // Waits until the staging may be written. By the whole group.
-    __device__ __forceinline__ void begin_staging() const {
-        if (thread == 0) ptx::tma_wait_read<0>();
-        ptx::named_barrier_wait(barrier, 128);  // partner: this group
-    }
-    // What the group has written is there for TMA, and for itself.
-    __device__ __forceinline__ void end_staging() const {
-        ptx::fence_async_shared();
-        ptx::named_barrier_wait(barrier, 128);  // partner: this group
-    }
-};
-
 namespace detail {
 
 // Ring positions: the index of a stage, and the parity of how often the ring has been passed.
@@ -144,6 +121,8 @@ struct Shared {
     // been read.
     __device__ __forceinline__ uint32_t staged(int group) const { return turn(group) + kGroups * 8; }
     __device__ __forceinline__ uint32_t taken(int group) const { return turn(group) + 2 * kGroups * 8; }
+    // fetched: what the epilogue asked for is in the warpgroup's staging.
+    __device__ __forceinline__ uint32_t fetched(int group) const { return turn(group) + 3 * kGroups * 8; }
 };
 
 template <class T>

@@ -28,10 +28,12 @@
 
 namespace moebius::ops::sm90::quantized {
 
-// What an epilogue may be beside run(): one that kFinishes has no run() but finish_tiles(), for warps that
-// finish all tiles of the block, and the registers of a thread of these and of the warpgroups.
+// What an epilogue may be beside run():
+//   kFetches   fetch() starts copies into the staging while the tile is multiplied; run() awaits them
+//   kFinishes  no run() but finish_tiles(), for warps that finish all tiles of the block
+// and the registers of a thread of these warps and of the warpgroups.
 struct PlainEpilogue {
-    static constexpr bool kFinishes = false;
+    static constexpr bool kFetches = false, kFinishes = false;
     static constexpr int kLoaderRegisters = 24, kGroupRegisters = 240;
 };
 
@@ -149,11 +151,11 @@ __device__ __forceinline__ void add_scaled_columns(float (&sums)[128], const flo
     }
 }
 
-// A tile's sums with promotion.
-template <class T>
+// A tile's sums with promotion. after_stage(i): called when stage i is done.
+template <class T, class F>
 __device__ __forceinline__ void sum_promoted(float (&sums)[128], const ProductArgs& args,
                                              const Shared& shared, const Place& place, RingPosition& ring,
-                                             Turns& turns, int stages, bool leads) {
+                                             Turns& turns, int stages, F&& after_stage) {
 #pragma unroll
     for (float& sum : sums) sum = 0;
     if (stages == 0) return;
@@ -205,15 +207,15 @@ __device__ __forceinline__ void sum_promoted(float (&sums)[128], const ProductAr
                 }
             }
         }
-        if (leads && i + 1 == kLead) ptx::named_barrier_arrive(1 + kGroups, kGroups * 128);
+        after_stage(i);
     }
 }
 
-// A tile's sums as the tensor core makes them.
-template <class T>
+// A tile's sums as the tensor core makes them. after_stage(i): called when stage i has begun.
+template <class T, class F>
 __device__ __forceinline__ void sum_in_tensor_core(float (&sums)[128], const Shared& shared,
                                                    const Place& place, RingPosition& ring, int stages,
-                                                   bool leads) {
+                                                   F&& after_stage) {
 #pragma unroll
     for (float& sum : sums) sum = 0;
     if (stages == 0) return;
@@ -233,7 +235,7 @@ __device__ __forceinline__ void sum_in_tensor_core(float (&sums)[128], const Sha
             release(shared, last, place.lane);
         }
         last = ring.stage;
-        if (leads && i + 1 == kLead) ptx::named_barrier_arrive(1 + kGroups, kGroups * 128);
+        after_stage(i);
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(sums);
@@ -253,6 +255,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
     place.lane = place.thread % 32;
     place.barrier = 1 + group;
     place.staging = shared.staging(group);
+    place.fetched = shared.fetched(group);
     RingPosition ring;
     bool first_tile = true;
     [[maybe_unused]] uint32_t tiles = 0;  // that exist
@@ -285,15 +288,22 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
             }
             continue;
         }
+        const auto after_stage = [&](int stage) {
+            if constexpr (Epilogue::kFetches) {
+                if (stage == 0 && place.thread == 0) Epilogue::fetch(epilogue, place);
+                __syncwarp();
+            }
+            if (leads && stage + 1 == kLead) ptx::named_barrier_arrive(1 + kGroups, kGroups * 128);
+        };
         float sums[128];
         [[maybe_unused]] float factor = 1;
         // Nobody has to give an empty expert a scale.
         if (T::kScaling == Scaling::Tensor && !place.empty)
             factor = __ldg(args.scales_a + unit.expert) * __ldg(args.scales_b + unit.expert);
         if constexpr (T::kPromote) {
-            sum_promoted<T>(sums, args, shared, place, ring, turns, stages, leads);
+            sum_promoted<T>(sums, args, shared, place, ring, turns, stages, after_stage);
         } else {
-            sum_in_tensor_core<T>(sums, shared, place, ring, stages, leads);
+            sum_in_tensor_core<T>(sums, shared, place, ring, stages, after_stage);
         }
         if constexpr (T::kScaling == Scaling::Tensor) {
 #pragma unroll
@@ -333,6 +343,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::barrier_init(shared.turn(group), 4);
             ptx::barrier_init(shared.staged(group), 4);
             ptx::barrier_init(shared.taken(group), kFinishers);
+            ptx::barrier_init(shared.fetched(group), 1);
         }
         ptx::fence_barrier_init();
         ptx::tma_prefetch_map(&args.a);

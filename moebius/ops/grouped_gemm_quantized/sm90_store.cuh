@@ -2,48 +2,16 @@
 // to what is there.
 #pragma once
 
+#include "moebius/ops/grouped_gemm/sm90_store.cuh"
 #include "moebius/ops/grouped_gemm_quantized/sm90_product.cuh"
 
 namespace moebius::ops::sm90::quantized {
 
-// Columns 32·block … in fp32.
-__device__ __forceinline__ void stage_floats(uint32_t to, const float (&sums)[128], int block,
-                                             const Place& place) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // two chunks: 8 columns
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = 16 * place.warp + 8 * half + place.lane / 4;
-            const int chunk = (2 * i + place.lane % 4 / 2) ^ (place.lane / 4);
-            const float* d = &sums[16 * block + 4 * i + 2 * half];
-            ptx::store_shared(to + static_cast<uint32_t>(row * 128 + chunk * 16 + place.lane % 2 * 8), d[0],
-                              d[1]);
-        }
-    }
-}
-
-// Copies a bf16 box's first `rows` rows and `columns` columns (multiple of 8) to global memory, for tiles
-// that TMA would store past the expert's end.
-__device__ __forceinline__ void copy_staged(uint32_t from, __nv_bfloat16* to, int64_t row_stride, int rows,
-                                            int columns, int thread) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int row = i * 16 + thread / 8, chunk = thread % 8;
-        if (row < rows && chunk * 8 < columns) {
-            const uint4 value =
-                ptx::load_shared(from + static_cast<uint32_t>(row * 128 + (chunk ^ row % 8) * 16));
-            *reinterpret_cast<uint4*>(to + row * row_stride + chunk * 8) = value;
-        }
-    }
-}
-
-struct StoreArgs {
-    CUtensorMap out;  // (experts or 1, rows, columns), boxes of 64 rows × 128 bytes
+struct StoreArgs : Weights {  // out: of Rows (1, rows, columns)
     void* data;
     int64_t row_stride;
-    int rows, columns;  // rows: of an expert's weight
-    int floats;         // fp32, not bf16
-    int add;            // to what is there; fp32 weights only
+    int floats;  // fp32, not bf16
+    int add;     // to what is there; weights only
 };
 
 // Rows of experts.
@@ -51,11 +19,11 @@ struct StoreRows : PlainEpilogue {
     using Args = StoreArgs;
     __device__ static void run(const Args& args, float (&sums)[128], const Place& place) {
         if (args.floats) return run_floats(args, sums, place);
-        place.begin_staging();
+        place.wait_staging<0>();
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box)
             stage_rounded(place.staging + static_cast<uint32_t>(box) * kBoxBytes, sums, box, place);
-        place.end_staging();
+        place.show_staging();
         const bool whole = place.row_end - place.row >= kGroupRows;
         if (whole && place.thread != 0) return;
         for (int box = 0; box < kBoxes; ++box) {
@@ -91,53 +59,26 @@ struct StoreRows : PlainEpilogue {
     }
 };
 
-// The experts' weight gradients. TMA adds in L2, to each element once: the order of additions is that of the
-// launches.
+// The experts' weight gradients, as the bf16 product stores them or adds to what is there.
 struct StoreWeights : PlainEpilogue {
+    static constexpr bool kFetches = true;
     using Args = StoreArgs;
-    __device__ static void run(const Args& args, float (&sums)[128], const Place& place) {
-        if (!args.floats) return run_rounded(args, sums, place);
-        if (args.add && place.empty) return;
-        constexpr int kColumns = 32;
-#pragma unroll
-        for (int round = 0; round < 2; ++round) {
-            if (place.column + round * kBoxes * kColumns >= args.columns) break;
-            place.begin_staging();
-#pragma unroll
-            for (int box = 0; box < kBoxes; ++box) {
-                stage_floats(place.staging + static_cast<uint32_t>(box) * kBoxBytes, sums,
-                             round * kBoxes + box, place);
-            }
-            place.end_staging();
-            if (place.thread != 0) continue;
-            for (int box = 0; box < kBoxes; ++box) {
-                const int column = place.column + (round * kBoxes + box) * kColumns;
-                const uint32_t from = place.staging + static_cast<uint32_t>(box) * kBoxBytes;
-                if (column >= args.columns) break;
-                if (args.add) {
-                    ptx::tma_add(&args.out, from, column, place.row, place.expert);
-                } else {
-                    ptx::tma_store(&args.out, from, column, place.row, place.expert);
-                }
-            }
-            ptx::tma_commit();
+    __device__ static void fetch(const Args& args, const Place& place) {
+        if (!args.add) return;
+        if (args.floats) {
+            sm90::StoreWeightFloats<true>::fetch(args, place);
+        } else {
+            sm90::StoreWeights<true>::fetch(args, place);
         }
     }
-
-    __device__ static void run_rounded(const Args& args, float (&sums)[128], const Place& place) {
-        place.begin_staging();
-#pragma unroll
-        for (int box = 0; box < kBoxes; ++box)
-            stage_rounded(place.staging + static_cast<uint32_t>(box) * kBoxBytes, sums, box, place);
-        place.end_staging();
-        if (place.thread != 0) return;
-        for (int box = 0; box < kBoxes; ++box) {
-            const int column = place.column + 64 * box;
-            if (column >= args.columns) break;
-            ptx::tma_store(&args.out, place.staging + static_cast<uint32_t>(box) * kBoxBytes, column,
-                           place.row, place.expert);
+    __device__ static void run(const Args& args, float (&sums)[128], Place& place) {
+        if (args.floats) {
+            args.add ? sm90::StoreWeightFloats<true>::run(args, sums, place)
+                     : sm90::StoreWeightFloats<false>::run(args, sums, place);
+        } else {
+            args.add ? sm90::StoreWeights<true>::run(args, sums, place)
+                     : sm90::StoreWeights<false>::run(args, sums, place);
         }
-        ptx::tma_commit();
     }
 };
 

@@ -93,7 +93,7 @@ struct FinishGluBackward : PlainEpilogue {
         for (int i = 0; i < 4; ++i) {
             const auto backward = [&](float sigmoid, float gate, float up, float upstream) {
                 const auto pair = ptx::glu_pair_of<kClamped>(sigmoid, gate, up, args.constants);
-                const ptx::GluGradients gradients = ptx::glu_backward(pair, upstream, scale);
+                const ptx::GluGradients gradients = ptx::glu_backward<kClamped>(pair, upstream, scale);
                 dscale = __fadd_rn(dscale, gradients.dscale);
                 return gradients;
             };

@@ -29,8 +29,8 @@ void grouped_mlp_quantized(const GroupedMlpQuantizedArgs& args, const Exec& exec
 Cost cost(const GroupedMlpQuantizedArgs& args);
 std::vector<VariantInfo> grouped_mlp_quantized_variants();
 
-// Scratch: the gradient of the activation (M, I) in c's type; on a GPU that of the pre-activation (M, 2I)
-// too.
+// Scratch: the gradient of the activation (M, I) in c's type; on a GPU that of the pre-activation (M, 2I) too
+// where scaled_glu_backward_quantize is composed.
 struct GroupedMlpQuantizedBackwardArgs {
     GluOptions options;
     Operand x, activation;  // (M, H), (M, I) column-wise, as forward had and left them

@@ -9,9 +9,9 @@
 #include "moebius/runtime/without_cost.h"
 
 namespace moebius::ops::sm90 {
+namespace quantized {
 namespace {
 
-using namespace quantized;
 using GateUp =
     ProductTraits<Scaling::RowBlocks, false, true, ptx::Codes::E4M3, ptx::Codes::E4M3, /*kPairedB=*/true>;
 
@@ -59,14 +59,15 @@ void gate_up(const GroupedMlpQuantizedArgs& a, const Exec& exec) {
 }
 
 }  // namespace
+}  // namespace quantized
 
 void grouped_mlp_quantized(const GroupedMlpQuantizedArgs& a, const Exec& outer) {
     const Exec exec = without_cost(outer);
     if (a.c.size(0) == 0) return;
     if (a.options.kind == GluKind::SwiGlu) {
-        gate_up<false>(a, exec);
+        quantized::gate_up<false>(a, exec);
     } else {
-        gate_up<true>(a, exec);
+        quantized::gate_up<true>(a, exec);
     }
     composed::down_product(a, exec);
 }

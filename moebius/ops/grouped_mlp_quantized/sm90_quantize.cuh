@@ -16,7 +16,7 @@
 namespace moebius::ops::sm90::quantized {
 
 template <bool kClamped>
-struct QuantizeActivation {
+struct QuantizeActivation : PlainEpilogue {
     static constexpr bool kFinishes = true;
     static constexpr int kLoaderRegisters = 72, kGroupRegisters = 216;
     static constexpr int kBarrier = 4;  // of the finishing warps; the product has 1 … 3

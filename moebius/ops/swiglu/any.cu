@@ -55,14 +55,17 @@ __global__ void __launch_bounds__(128) scaled_glu_any(const Glu<T> a) {
     }
 }
 
-// A block a row. dx may be x: a thread reads its pairs before it writes their gradients.
+// A block a row. dx may be x: a thread reads its pairs before it writes their gradients. Half-warps lie
+// beside each other as scaled_glu_backward_warps says.
 template <bool kClamped, int kThreads, int N, class T>
 __global__ void __launch_bounds__(kThreads) scaled_glu_backward_any(const Glu<T> a) {
     const int64_t row = blockIdx.x;
     if (row >= ptx::rows_in_use(a.sizes)) return;
     const float scale = a.scale(row);
     float dscale = 0.0f;
-    for (int64_t column = int64_t{threadIdx.x} * N; column < a.intermediate; column += kThreads * N) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int first = (lane / 16 * (kThreads / 32) + warp) * 16 * N + lane % 16 * N;
+    for (int64_t column = first; column < a.intermediate; column += kThreads * N) {
         const int64_t at = a.gate_column(column);
         float gate[N], up[N], dy[N], y[N];
         ptx::load_floats<N>(a.x.row(row) + at, gate);
@@ -71,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) scaled_glu_backward_any(const Glu<T>
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const ptx::GluPair pair = ptx::glu_pair<kClamped, kPrecise<T>>(gate[i], up[i], a.constants);
-            const ptx::GluGradients gradients = ptx::glu_backward(pair, dy[i], scale);
+            const ptx::GluGradients gradients = ptx::glu_backward<kClamped>(pair, dy[i], scale);
             gate[i] = gradients.dgate;
             up[i] = gradients.dup;
             y[i] = gradients.activation;
@@ -140,7 +143,7 @@ void scaled_glu_backward(const ScaledGluBackwardArgs& args, const Exec& exec) {
                              rows_in_vectors(args.dy, kVector<T>) && rows_in_vectors(args.dx, kVector<T>) &&
                              rows_in_vectors(args.y, kVector<T>);
         with_shape<T>(vectors, args.options, [&](auto n, auto clamped) {
-            const bool narrow = a.intermediate <= 128 * n();
+            const bool narrow = scaled_glu_backward_warps(a.intermediate, n()) == 1;
             launch("scaled_glu_backward",
                    narrow ? scaled_glu_backward_any<clamped(), 32, n(), T>
                           : scaled_glu_backward_any<clamped(), 256, n(), T>,

@@ -1,0 +1,268 @@
+// What forward and backward have in common where a tile is two times 128 columns of 128 rows of one expert:
+// its numbers, in bf16, to codes in both directions. The sides lie `apart` in the quantized tensor: gates and
+// ups, or neighbours. A block along a row and one down a column lie whole in a side.
+//
+// First by rows, sixteen a warp, half a warp each, eight columns of either side a thread: the row's largest
+// magnitudes and its codes, while the columns' largest magnitudes are found and the numbers are left in
+// shared memory. Then by columns: codes that lie transposed.
+#pragma once
+
+#include <type_traits>
+
+#include "moebius/ops/glu_quantize/glu_quantize.h"
+#include "moebius/ops/quantize/any_tiles.cuh"
+#include "moebius/ptx/matrix.h"
+#include "moebius/ptx/mbarrier.h"  // shared_address
+
+namespace moebius::ops::cuda::pairs {
+
+using tiles::Blocks;
+using tiles::Quantize;
+
+constexpr int kWarps = kTileThreads / 32, kWarpRows = kTile / kWarps, kSteps = kWarpRows / 2;
+
+// The tile's numbers: 128 rows of 512 bytes, a side after the other, in boxes of 128 bytes whose chunks of 16
+// are turned by row, so that the second pass' matrices lie in different banks.
+constexpr int kRowBytes = 2 * kTile * 2, kBoxBytes = 128;
+struct Shared {
+    unsigned char numbers[kTile * kRowBytes];
+    uint32_t most[kWarps][kTile];  // pairs of columns: largest magnitudes of a warp's rows
+    float scale[2 * kTile];        // of the columns
+};
+
+// Eight columns of either side, or their largest magnitudes, in pairs.
+struct Eights {
+    uint32_t pairs[2][4];
+};
+
+// A thread's place: its warp has rows kWarpRows · warp … of a tile, a half of it every second one.
+struct Place {
+    int warp, lane, half, chunk;  // chunk: eight columns
+    int rows;                     // of the tile that exist
+    int64_t first, column;        // the tile's first row and column
+    int64_t apart;                // from a side to the other
+    int64_t row_block;            // tiles of rows before this one, of all experts
+    int64_t expert;
+    __device__ int row_of(int step) const { return kWarpRows * warp + 2 * step + half; }
+    __device__ bool exists(int step) const { return row_of(step) < rows; }
+};
+
+// Of tile `index` of rows. False: there are fewer.
+__device__ __forceinline__ bool find_place(const ExpertSizes& sizes, int64_t index, Place& at) {
+    at.warp = static_cast<int>(threadIdx.x) / 32;
+    at.lane = static_cast<int>(threadIdx.x) % 32;
+    at.half = at.lane / 16;
+    at.chunk = at.lane % 16;
+    at.row_block = index;
+    const ptx::ExpertTile own = ptx::find_expert_tile(sizes, kTile, index);
+    if (own.expert < 0) return false;
+    const int64_t row = own.tile * kTile;
+    at.expert = own.expert;
+    at.first = own.first + row;
+    at.rows = own.rows - row < kTile ? static_cast<int>(own.rows - row) : kTile;
+    return true;
+}
+
+// Where eight columns of a row wait for the second pass; `chunk` of 32. The turn is one for a
+// thread's rows of the first pass.
+__device__ __forceinline__ uint32_t place_of(const Shared& shared, int row, int chunk) {
+    const int turn = row % 64 / 16 * 2 + row % 2;
+    return ptx::shared_address(shared.numbers) +
+           static_cast<uint32_t>(row * kRowBytes + chunk / 8 * kBoxBytes + (chunk % 8 ^ turn) * 16);
+}
+static_assert(kWarpRows == 16);
+
+template <bool kE5M2>
+__device__ __forceinline__ uint32_t code_pair(uint32_t pair, float scale) {
+    const float low = __fmul_rn(ptx::low_bf16(pair), scale), high = __fmul_rn(ptx::high_bf16(pair), scale);
+    return kE5M2 ? ptx::E5M2::encode(low, high) : ptx::E4M3::encode(low, high);
+}
+
+// The largest of the row's sides, in the lower and the upper half.
+__device__ __forceinline__ uint32_t row_most(const Eights& magnitudes) {
+    uint32_t most[2];
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        const uint32_t(&m)[4] = magnitudes.pairs[side];
+        most[side] = ptx::max_bf16(ptx::max_bf16(m[0], m[1]), ptx::max_bf16(m[2], m[3]));
+    }
+    uint32_t both =
+        ptx::max_bf16(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) both = ptx::max_bf16(both, __shfl_xor_sync(~0u, both, step));
+    return both;
+}
+
+// Takes what `numbers` holds into the largest magnitudes of the thread's columns, which it returns.
+__device__ __forceinline__ Eights magnitudes_of(const Eights& numbers, Eights& most) {
+    Eights magnitudes;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            magnitudes.pairs[side][i] = numbers.pairs[side][i] & 0x7FFF7FFFu;
+            most.pairs[side][i] = ptx::max_bf16(most.pairs[side][i], magnitudes.pairs[side][i]);
+        }
+    }
+    return magnitudes;
+}
+
+// Writes a thread's rows of a tile, one after the other.
+template <Blocks kBlocks, bool kE5M2>
+class RowWriter {
+  public:
+    __device__ __forceinline__ RowWriter(const Quantize& q, const Place& at, const Shared& shared)
+        : place_(place_of(shared, at.row_of(0), at.chunk)) {
+        const int64_t row = at.first + at.row_of(0), block = (at.column + at.chunk / 8 * at.apart) / kTile;
+        codes_ = q.row.data + row * q.row.stride + at.column + 8 * at.chunk;
+        scale_ = static_cast<float*>(q.row.scale) + block * ((q.source.rows + 3) / 4 * 4) + row;
+    }
+    // Takes the numbers' magnitudes into `most`. By whole warps, zeros where nothing `exists`.
+    __device__ __forceinline__ void put(const Quantize& q, const Place& at, bool exists,
+                                        const Eights& numbers, Eights& most, float tensor_scale) {
+        const Eights magnitudes = magnitudes_of(numbers, most);
+        if (q.column.data != nullptr) {
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const uint32_t(&p)[4] = numbers.pairs[side];
+                ptx::store_shared(place_ + side * 2 * kBoxBytes, uint4{p[0], p[1], p[2], p[3]});
+            }
+        }
+        if (q.row.data != nullptr) write_codes(q, at, exists, numbers, magnitudes, tensor_scale);
+        codes_ += 2 * q.row.stride;
+        scale_ += 2;
+        place_ += 2 * kRowBytes;
+    }
+
+  private:
+    __device__ __forceinline__ void write_codes(const Quantize& q, const Place& at, bool exists,
+                                                const Eights& numbers, const Eights& magnitudes,
+                                                float tensor_scale) const {
+        float scale[2] = {tensor_scale, tensor_scale};
+        if constexpr (kBlocks == Blocks::Line128) {
+            // One half of the lanes finds a side's scale, the other the other's.
+            const uint32_t both = row_most(magnitudes);
+            const bool second = at.chunk >= 8;
+            const tiles::Scale own = tiles::scale_of(q, second ? ptx::high_bf16(both) : ptx::low_bf16(both));
+            const float other = __shfl_xor_sync(~0u, own.scale, 8);
+            scale[0] = second ? other : own.scale;
+            scale[1] = second ? own.scale : other;
+            if (at.chunk % 8 == 0 && exists) *scale_ = own.inverse;
+        }
+        if (!exists) return;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            uint32_t codes[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) codes[i] = code_pair<kE5M2>(numbers.pairs[side][i], scale[side]);
+            *reinterpret_cast<uint2*>(codes_ + side * at.apart) = {codes[0] | codes[1] << 16,
+                                                                   codes[2] | codes[3] << 16};
+        }
+    }
+
+    uint32_t place_;
+    uint8_t* codes_;
+    float* scale_;  // of the side whose scale the thread finds
+};
+
+// By the whole block, after its rows: the scales of the tile's columns. Returns the largest magnitude of the
+// thread's.
+__device__ __forceinline__ float find_column_scales(const Quantize& q, const Place& at, Eights& most,
+                                                    Shared& shared) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint32_t& own = most.pairs[side][i];
+            own = ptx::max_bf16(own, __shfl_xor_sync(~0u, own, 16));
+            if (at.half == 0) shared.most[at.warp][64 * side + 4 * at.chunk + i] = own;
+            own = 0;
+        }
+    }
+    __syncthreads();  // the numbers, and what each warp found
+    const int inner = static_cast<int>(threadIdx.x);
+    static_assert(kTileThreads == 2 * kTile);
+    uint32_t pair = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) pair = ptx::max_bf16(pair, shared.most[warp][inner / 2]);
+    const float amax = inner % 2 == 0 ? ptx::low_bf16(pair) : ptx::high_bf16(pair);
+    if (q.column.data == nullptr) return amax;
+    const tiles::Scale scale = tiles::scale_of(q, amax);
+    shared.scale[inner] = scale.scale;
+    static_cast<float*>(q.column.scale)[at.row_block * q.source.columns + at.column + inner % kTile +
+                                        inner / kTile * at.apart] = scale.inverse;
+    return amax;
+}
+
+// By columns, eight a warp at a time: a lane has column lane / 4 of these, rows 16·(lane % 4) … of each 64.
+template <bool kE5M2, bool kFound>
+__device__ __forceinline__ void write_columns(const Quantize& q, const Place& at, const Shared& shared,
+                                              float tensor_scale) {
+    // Of matrix m, row 2·n + t is row 16·n + 2·m + t of the 64.
+    const uint32_t from = place_of(shared, at.lane % 8 / 2 * 16 + at.lane / 8 * 2 + at.lane % 2, at.warp);
+    const int inner = 8 * at.warp + at.lane / 4;
+    uint8_t* to =
+        q.column.data + (at.column + inner) * q.column.stride + at.row_block * kTile + at.lane % 4 * 16;
+#pragma unroll
+    for (int box = 0; box < 4; ++box) {  // of 64 columns, two a side
+        const float scale = kFound ? shared.scale[64 * box + inner] : tensor_scale;
+        uint8_t* column = to + (box % 2 * 64 + box / 2 * at.apart) * q.column.stride;
+#pragma unroll
+        for (int group = 0; group < 2; ++group) {
+            uint32_t words[4];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t pairs[4];
+                ptx::load_matrices_transposed(from + (64 * group + 8 * half) * kRowBytes + box * kBoxBytes,
+                                              pairs[0], pairs[1], pairs[2], pairs[3]);
+                words[2 * half] = code_pair<kE5M2>(pairs[0], scale) | code_pair<kE5M2>(pairs[1], scale) << 16;
+                words[2 * half + 1] = code_pair<kE5M2>(pairs[2], scale) | code_pair<kE5M2>(pairs[3], scale)
+                                                                              << 16;
+            }
+            *reinterpret_cast<uint4*>(column + 64 * group) = uint4{words[0], words[1], words[2], words[3]};
+        }
+    }
+}
+
+__device__ __forceinline__ float largest(const Eights& magnitudes) {
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        most = ptx::max_bf16(most, ptx::max_bf16(magnitudes.pairs[0][i], magnitudes.pairs[1][i]));
+    return fmaxf(ptx::low_bf16(most), ptx::high_bf16(most));
+}
+
+// By the whole block, after the tile's rows. Line128 takes the largest magnitude into `amax` and clears
+// `most`; of Tensor `most` goes on over the block's tiles.
+template <Blocks kBlocks, bool kE5M2>
+__device__ __forceinline__ void finish_tile(const Quantize& q, const Place& at, Eights& most, float& amax,
+                                            float tensor_scale, Shared& shared) {
+    if constexpr (kBlocks == Blocks::Line128) amax = fmaxf(amax, find_column_scales(q, at, most, shared));
+    __syncthreads();  // the columns' scales, or the numbers
+    if (q.column.data != nullptr)
+        write_columns<kE5M2, kBlocks == Blocks::Line128>(q, at, shared, tensor_scale);
+    __syncthreads();  // the numbers have been read
+}
+template <Blocks kBlocks>
+__device__ __forceinline__ void observe(const Quantize& q, const Place& at, const Eights& most, float amax) {
+    if (q.observed != nullptr)
+        tiles::observe(q.observed, at.expert, kBlocks == Blocks::Tensor ? largest(most) : amax);
+}
+
+// Calls f(kind of blocks, whether clamped, whether E5M2) as constants.
+template <class F>
+void with_kinds(const Format& format, const GluOptions& options, F&& f) {
+    const auto with_element = [&](auto blocks, auto clamped) {
+        if (format.element == DType::F8E5M2) return f(blocks, clamped, std::true_type{});
+        f(blocks, clamped, std::false_type{});
+    };
+    const auto with_blocks = [&](auto clamped) {
+        if (format.scale == ScaleKind::Tensor)
+            return with_element(std::integral_constant<Blocks, Blocks::Tensor>{}, clamped);
+        with_element(std::integral_constant<Blocks, Blocks::Line128>{}, clamped);
+    };
+    if (options.kind == GluKind::SwiGlu) return with_blocks(std::false_type{});
+    with_blocks(std::true_type{});
+}
+
+}  // namespace moebius::ops::cuda::pairs
