@@ -159,11 +159,4 @@ __device__ inline void store_float(T* to, float value) {
     store_floats<1>(to, one);
 }
 
-// Of each half the larger; of a NaN and a number the number.
-__device__ inline unsigned max_bf16x2(unsigned a, unsigned b) {
-    unsigned larger;
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-    return larger;
-}
-
 }  // namespace moebius::ptx

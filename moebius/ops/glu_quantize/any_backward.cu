@@ -10,8 +10,8 @@
 // run together read what lies together.
 #include <algorithm>
 
-#include "moebius/ops/glu_quantize/any_pairs.cuh"
 #include "moebius/ops/glu_quantize/cuda.h"
+#include "moebius/ops/quantize/any_pairs.cuh"
 #include "moebius/ops/swiglu/cuda.h"
 #include "moebius/ptx/dynamic_shared.h"
 #include "moebius/ptx/glu.h"
@@ -268,15 +268,17 @@ void scaled_glu_backward_quantize_pairs(const ScaledGluBackwardQuantizeArgs& a, 
     // A scale of a tensor is written even where there is no expert's row.
     const LaunchShape shape{grid_for(std::max<int64_t>(blocks, 1), 1), dim3(kTileThreads),
                             sizeof(BackwardShared)};
-    with_kinds(
-        (a.dx.row ? a.dx.row : a.dx.column).format, a.options, [&](auto kind, auto clamped, auto e5m2) {
+    with_codes((a.dx.row ? a.dx.row : a.dx.column).format, [&](auto kind, auto e5m2) {
+        const auto run = [&](auto clamped) {
             if (finds) {
                 launch("scaled_glu_backward_amax", scaled_glu_backward_amax_pairs_any<clamped()>,
                        {shape.grid, shape.block}, exec, b, found.as<unsigned>());
             }
             launch("scaled_glu_backward_quantize",
                    scaled_glu_backward_quantize_pairs_any<clamped(), kind(), e5m2()>, shape, exec, q, b);
-        });
+        };
+        a.options.kind == GluKind::SwiGlu ? run(std::false_type{}) : run(std::true_type{});
+    });
     if (sums) {
         launch("scaled_glu_backward_quantize.dscales", sum_turns_any,
                {grid_for(rows, kTileThreads), dim3(kTileThreads)}, exec, turns.as<float>(),

@@ -3,8 +3,8 @@
 // finished. A tile of rows is shared by f.turns blocks, each of which takes every f.turns-th of its tiles.
 #include <algorithm>
 
-#include "moebius/ops/glu_quantize/any_pairs.cuh"
 #include "moebius/ops/glu_quantize/cuda.h"
+#include "moebius/ops/quantize/any_pairs.cuh"
 #include "moebius/ptx/dynamic_shared.h"
 #include "moebius/ptx/glu.h"
 #include "moebius/runtime/launch.h"
@@ -196,13 +196,16 @@ void scaled_glu_quantize_pairs(const ScaledGluQuantizeArgs& a, const Exec& exec)
     const int64_t blocks = std::max<int64_t>((rows / kTile + experts) * f.turns, 1);
     const LaunchShape shape{grid_for(blocks, 1), dim3(kTileThreads), sizeof(Shared)};
     const Format& format = (a.activation.row ? a.activation.row : a.activation.column).format;
-    with_kinds(format, a.options, [&](auto kind, auto clamped, auto e5m2) {
-        if (finds) {
-            launch("scaled_glu_amax", scaled_glu_amax_pairs_any<clamped()>, {shape.grid, shape.block}, exec,
-                   f, found.as<unsigned>());
-        }
-        launch("scaled_glu_quantize", scaled_glu_quantize_pairs_any<clamped(), kind(), e5m2()>, shape, exec,
-               q, f);
+    with_codes(format, [&](auto kind, auto e5m2) {
+        const auto run = [&](auto clamped) {
+            if (finds) {
+                launch("scaled_glu_amax", scaled_glu_amax_pairs_any<clamped()>, {shape.grid, shape.block},
+                       exec, f, found.as<unsigned>());
+            }
+            launch("scaled_glu_quantize", scaled_glu_quantize_pairs_any<clamped(), kind(), e5m2()>, shape,
+                   exec, q, f);
+        };
+        a.options.kind == GluKind::SwiGlu ? run(std::false_type{}) : run(std::true_type{});
     });
 }
 

@@ -30,19 +30,12 @@ std::string why_not_pairs(const GluOptions& options, int64_t intermediate, int64
         return "intermediate size " + std::to_string(intermediate) + " is not a multiple of " +
                std::to_string(columns);
     }
-    if (target.rule.counts) return "counts no underflows";
     for (const auto& [rows, what] : inputs) {
         if (rows.dtype != DType::BF16) return "takes bf16, not " + std::string(name(rows.dtype));
         if (rows.stride[0] % 8 != 0 || reinterpret_cast<uintptr_t>(rows.data) % 16 != 0)
             return "takes rows of " + std::string(what) + " that begin at multiples of 16 bytes";
     }
-    for (const Operand* codes : {&target.row, &target.column}) {
-        if (!*codes) continue;
-        if (codes->format.scale == ScaleKind::MX32) return "has no scales of 32";
-        if (reinterpret_cast<uintptr_t>(codes->data.data) % 16 != 0)
-            return "writes codes that begin at multiples of 16 bytes";
-    }
-    return {};
+    return why_not_pairs(target);
 }
 std::string why_not_pairs(const ScaledGluQuantizeArgs& a, const Exec&) {
     return why_not_pairs(a.options, a.x.size(1) / 2, 256, {{a.x, "x"}}, a.activation);

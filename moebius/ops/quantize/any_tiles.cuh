@@ -14,6 +14,7 @@
 #include "moebius/ops/quantize/any_source.cuh"
 #include "moebius/ptx/cp_async.h"
 #include "moebius/ptx/float8.h"
+#include "moebius/ptx/matrix.h"
 #include "moebius/ptx/reduce.h"
 #include "moebius/runtime/transfer.h"
 
@@ -97,7 +98,7 @@ class Numbers {
     }
     __device__ static uint32_t larger(uint32_t a, uint32_t b) {
         if constexpr (kEachWord == 1) return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
-        return ptx::max_bf16x2(a, b);
+        return ptx::max_bf16(a, b);
     }
     __device__ static float largest(uint32_t most) {
         if constexpr (kEachWord == 1) return fmaxf(0.0f, __uint_as_float(most));

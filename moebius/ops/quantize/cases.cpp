@@ -457,6 +457,30 @@ void add_grouped(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind 
     }
 }
 
+// Of widths that kernels of wider tiles take.
+void add_wide(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind scale) {
+    Problem p{.scale = scale, .splits = splits, .columns = 512};
+    cases.push_back(quantize_case(p));
+    p.special = true;
+    p.power_of_two = false;
+    cases.push_back(quantize_case(p));
+    p.special = false;
+    p.power_of_two = true;
+    p.gather = p.norm = true;
+    cases.push_back(quantize_case(p));
+    p.element = DType::F8E5M2;
+    p.index = DType::I32;
+    p.row = p.norm = false;
+    p.columns = 256;
+    cases.push_back(quantize_case(p));
+    p.row = true;
+    p.column = p.gather = false;
+    p.norm = true;
+    p.from = From::Scale;
+    p.columns = 2304;  // several tiles a block, and blocks with fewer
+    cases.push_back(quantize_case(p));
+}
+
 void add_weights(std::vector<Case>& cases, ScaleKind scale) {
     for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{272, 272}, {130, 77}, {1, 160}}) {
         Problem p{.scale = scale,
@@ -514,6 +538,7 @@ void quantize_cases(std::vector<Case>& cases) {
     for (const NamedSplits& sizes : splits) {
         for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32})
             add_grouped(cases, sizes, scale);
+        for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128}) add_wide(cases, sizes, scale);
         for (const DType source : {DType::F32, DType::BF16}) {
             Problem p{.source = source, .splits = sizes, .columns = 272};
             cases.push_back(amax_case(p));

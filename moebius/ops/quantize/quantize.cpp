@@ -9,7 +9,22 @@
 namespace moebius::ops {
 namespace {
 
+std::string why_not_rows(const QuantizeArgs& a, const Exec&) {
+    constexpr int64_t kColumns = 256;
+    const View& values = a.source.values;
+    if (values.rank() != 2) return "takes no weights";
+    if (values.dtype != DType::BF16) return "takes bf16, not " + std::string(name(values.dtype));
+    if (values.size(1) % kColumns != 0) {
+        return "the source has " + std::to_string(values.size(1)) + " columns, not a multiple of " +
+               std::to_string(kColumns);
+    }
+    if (values.stride[0] % 8 != 0 || reinterpret_cast<uintptr_t>(values.data) % 16 != 0)
+        return "takes rows that begin at multiples of 16 bytes";
+    return why_not_pairs(target_of(a));
+}
+
 constexpr Variant<QuantizeArgs> kQuantize[] = {
+    {"cuda_pairs", DeviceKind::Cuda, 80, 999, why_not_rows, MOEBIUS_CUDA(cuda::quantize_pairs)},
     {"cuda_any", DeviceKind::Cuda, 80, 999, always<QuantizeArgs>, MOEBIUS_CUDA(cuda::quantize)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<QuantizeArgs>, cpu::quantize},
 };
@@ -87,6 +102,19 @@ double source_bytes(const QuantizeSource& s) {
 }
 
 }  // namespace
+
+std::string why_not_pairs(const QuantizeTarget& target) {
+    if (target.rule.counts) return "counts no underflows";
+    for (const Operand* codes : {&target.row, &target.column}) {
+        if (!*codes) continue;
+        if (codes->format.scale == ScaleKind::MX32) return "has no scales of 32";
+        const View& data = codes->data;
+        if (reinterpret_cast<uintptr_t>(data.data) % 16 != 0 ||
+            data.stride[static_cast<size_t>(data.rank() - 2)] % 16 != 0)
+            return "writes codes that begin at multiples of 16 bytes";
+    }
+    return {};
+}
 
 QuantizeTarget target_of(const QuantizeArgs& a) {
     return {.row = a.row,

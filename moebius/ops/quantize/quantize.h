@@ -59,6 +59,8 @@ struct QuantizeTarget {
 // Aborts unless the target has what QuantizeArgs asks for, for a tensor of these sizes. `what` is named.
 void check_target(const char* what, const QuantizeTarget& target, const MatrixShape& matrix);
 double bytes_of(const QuantizeTarget& target);
+// Why kernels that work in tiles of two times 128 columns (any_pairs.cuh) don't write this; empty: they do.
+std::string why_not_pairs(const QuantizeTarget& target);
 QuantizeTarget target_of(const QuantizeArgs& args);
 
 // amax (E) f32 = each expert's largest magnitude, NaN left out; 0 of an expert without rows.

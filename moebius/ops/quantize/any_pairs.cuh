@@ -1,6 +1,7 @@
-// What forward and backward have in common where a tile is two times 128 columns of 128 rows of one expert:
-// its numbers, in bf16, to codes in both directions. The sides lie `apart` in the quantized tensor: gates and
-// ups, or neighbours. A block along a row and one down a column lie whole in a side.
+// What quantize and the operations that quantize a gated activation have in common where a tile is two times
+// 128 columns of 128 rows of one expert: its numbers, in bf16, to codes in both directions. The sides lie
+// `apart` in the quantized tensor: gates and ups, or neighbours. A block along a row and one down a column
+// lie whole in a side.
 //
 // First by rows, sixteen a warp, half a warp each, eight columns of either side a thread: the row's largest
 // magnitudes and its codes, while the columns' largest magnitudes are found and the numbers are left in
@@ -9,7 +10,6 @@
 
 #include <type_traits>
 
-#include "moebius/ops/glu_quantize/glu_quantize.h"
 #include "moebius/ops/quantize/any_tiles.cuh"
 #include "moebius/ptx/matrix.h"
 #include "moebius/ptx/mbarrier.h"  // shared_address
@@ -249,20 +249,16 @@ __device__ __forceinline__ void observe(const Quantize& q, const Place& at, cons
         tiles::observe(q.observed, at.expert, kBlocks == Blocks::Tensor ? largest(most) : amax);
 }
 
-// Calls f(kind of blocks, whether clamped, whether E5M2) as constants.
+// Calls f(kind of blocks, whether E5M2) as constants.
 template <class F>
-void with_kinds(const Format& format, const GluOptions& options, F&& f) {
-    const auto with_element = [&](auto blocks, auto clamped) {
-        if (format.element == DType::F8E5M2) return f(blocks, clamped, std::true_type{});
-        f(blocks, clamped, std::false_type{});
+void with_codes(const Format& format, F&& f) {
+    const auto with_element = [&](auto blocks) {
+        if (format.element == DType::F8E5M2) return f(blocks, std::true_type{});
+        f(blocks, std::false_type{});
     };
-    const auto with_blocks = [&](auto clamped) {
-        if (format.scale == ScaleKind::Tensor)
-            return with_element(std::integral_constant<Blocks, Blocks::Tensor>{}, clamped);
-        with_element(std::integral_constant<Blocks, Blocks::Line128>{}, clamped);
-    };
-    if (options.kind == GluKind::SwiGlu) return with_blocks(std::false_type{});
-    with_blocks(std::true_type{});
+    if (format.scale == ScaleKind::Tensor)
+        return with_element(std::integral_constant<Blocks, Blocks::Tensor>{});
+    with_element(std::integral_constant<Blocks, Blocks::Line128>{});
 }
 
 }  // namespace moebius::ops::cuda::pairs
