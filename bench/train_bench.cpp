@@ -83,12 +83,16 @@ Json spread(std::vector<double> seconds) {
 }
 
 Json memory_json(const PoolReport& report) {
-    Json owners = Json::object();
-    for (const PoolReport::Row& row : report.rows) owners[row.name] = row.peak_bytes;
+    Json owners = Json::object(), at_peak = Json::object();
+    for (const PoolReport::Row& row : report.rows) {
+        owners[row.name] = row.peak_bytes;
+        if (row.at_peak_bytes > 0) at_peak[row.name] = row.at_peak_bytes;
+    }
     return {{"peak_bytes", report.peak_bytes},
             {"system_bytes", report.system_bytes},
             {"system_allocations", report.system_allocations},
-            {"peak_bytes_by_owner", owners}};
+            {"at_peak_bytes_by_owner", at_peak},  // sums to peak_bytes
+            {"peak_bytes_by_owner", owners}};     // each owner's own peak
 }
 
 struct Measured {
@@ -174,6 +178,7 @@ int run_train(Options options) {
            {"first_loss", m.first_loss},
            {"last_loss", m.last_loss},
            {"saved_bytes", plan.saved_bytes},
+           {"lent_bytes", plan.lent_bytes},  // of these, in gradients' memory
            {"memory", memory_json(machine.memory())},
            {"kernels", Json::parse(train::kernels_json(step.variants()))}});
     return 0;

@@ -158,6 +158,10 @@ class Steps:
         more["optimizer_state"] = {"ours": STATE[kind.compared], **{name: STATE[True] for name in others}}
         more["model_tflops"] = rounded(flops / median / 1e9)
         owners = memory.get("peak_bytes_by_owner", {})
+        # At the peak of all together, then each owner's own peak; what lay in gradients' memory is main_grad's.
+        at_peak = memory.get("at_peak_bytes_by_owner", {})
+        more["memory_at_peak_by_owner_gib"] = {owner: rounded(b / GIB) for owner, b in at_peak.items() if b >= GIB / 64}
+        more["memory_lent_by_gradients_gib"] = rounded(result.get("lent_bytes", 0) / GIB)
         more["memory_by_owner_gib"] = {owner: rounded(b / GIB) for owner, b in owners.items() if b >= GIB / 64}
         more["memory_from_system_gib"] = rounded(memory.get("system_bytes", 0) / GIB)
         shapes = {"config": "bench_8x7b_layers", **SHAPES[kind.shape], "micro_batches": kind.micro_batches, "rows": result["rows"], "length": result["length"]}

@@ -60,6 +60,11 @@ void fields(Visitor& v, Fp8Config& s) {
     v.field({.key = "fp8_recipe_kwargs",
              .value = &s.fp8_recipe_kwargs,
              .help = "Options of the recipe, as Transformer Engine names them"});
+    v.field({.key = "keep_weights",
+             .value = &s.keep_weights,
+             .help = "Quantize weights once a step and keep them, two bytes a number (on), or for each use (off); "
+                     "auto: on with grad_acc_steps > 1, on the CPU, and with quantized_model_init_kwargs",
+             .choices = {"auto", "on", "off"}});
     group(v, "quantized_model_init_kwargs", "Persistent low-precision weights",
           s.quantized_model_init_kwargs);
 }
@@ -348,7 +353,8 @@ static void execution_fields(Visitor& v, TrainConfig& s) {
              .choices = {"auto", "strict", "off"}});
     v.field({.key = "activation_checkpointing",
              .value = &s.activation_checkpointing,
-             .help = "What backward computes again in place of keeping it",
+             .help = "What backward computes again in place of keeping it; none: on a GPU the norms' outputs "
+                     "and the rows gathered for the experts alone",
              .choices = {"none", "moe", "attention", "full"}});
     v.field({.key = "cuda_graph",
              .value = &s.cuda_graph,

@@ -35,6 +35,7 @@ struct Fp8Config {
     std::string fp8_recipe = "MXFP8BlockScaling";
     std::string fp8_format = "E4M3";
     Literals fp8_recipe_kwargs;
+    std::string keep_weights = "auto";
     QuantizedModelInit quantized_model_init_kwargs;
 };
 

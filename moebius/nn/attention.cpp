@@ -73,11 +73,11 @@ Forward Attention::forward(Activation x, Run& run) {
     const Heads heads = split(qkv, options_);
     // Tokens past the last sequence are not written by attention; the output projection reads them.
     Tensor y =
-        Tensor::zeros("attention.y", {tokens, options_.heads * options_.head_dim}, run.dtype, run.exec);
-    Tensor lse = Tensor::empty("attention.lse", {options_.heads, tokens}, DType::F32, run.exec);
+        Tensor::zeros("attention.y", {tokens, options_.heads * options_.head_dim}, run.dtype, run.keeping());
+    Tensor lse = Tensor::empty("attention.lse", {options_.heads, tokens}, DType::F32, run.keeping());
     const bool rounded = run.pass.save && run.dtype == DType::BF16 && ops::attention_keeps_rest(run.exec);
     const Tensor y_rest =
-        rounded ? Tensor::empty("attention.y_rest", y.shape(), run.dtype, run.exec) : Tensor();
+        rounded ? Tensor::empty("attention.y_rest", y.shape(), run.dtype, run.keeping()) : Tensor();
     ops::attention({.shape = shape_of(options_, run),
                     .q = heads.q,
                     .k = heads.k,

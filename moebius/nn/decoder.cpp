@@ -1,5 +1,7 @@
 #include "moebius/nn/decoder.h"
 
+#include <map>
+
 #include "moebius/ops/embedding/embedding.h"
 
 namespace moebius::nn {
@@ -20,6 +22,34 @@ std::vector<std::unique_ptr<DecoderLayer>> declare_layers(ParameterSet& paramete
     return layers;
 }
 
+// Each layer's parameters: all that were declared since the embedding, as many a layer.
+std::vector<std::vector<const Parameter*>> parameters_of(const ParameterSet& parameters,
+                                                         const Parameter* embedding, size_t layers) {
+    std::vector<const Parameter*> all;
+    for (const auto& p : parameters.all()) {
+        if (p.get() == embedding) {
+            all.clear();
+        } else {
+            all.push_back(p.get());
+        }
+    }
+    std::vector<std::vector<const Parameter*>> lists(layers);
+    for (size_t i = 0; i < all.size(); ++i) lists[i / (all.size() / layers)].push_back(all[i]);
+    return lists;
+}
+
+// While it lives, run.keep is `pool`.
+class KeepIn {
+  public:
+    KeepIn(Run& run, Pool* pool) : run_(run) { run_.keep = pool; }
+    ~KeepIn() { run_.keep = nullptr; }
+    KeepIn(const KeepIn&) = delete;
+    KeepIn& operator=(const KeepIn&) = delete;
+
+  private:
+    Run& run_;
+};
+
 }  // namespace
 
 int64_t DecoderContext::bytes() const {
@@ -32,6 +62,7 @@ Decoder::Decoder(ParameterSet& parameters, const DecoderOptions& o)
     : options_(o),
       embedding_(declare_embedding(parameters, o)),
       layers_(declare_layers(parameters, o)),
+      layer_parameters_(parameters_of(parameters, embedding_, layers_.size())),
       head_(parameters,
             {.hidden = o.layer.attention.hidden,
              .vocab = o.vocab,
@@ -102,7 +133,11 @@ void Decoder::reset_statistics(Run& run) {
 
 DecoderContext Decoder::forward(const DecoderOutputs& outputs, Run& run) {
     run.router = &statistics_;
+    run.remake = options_.layer.remake.value_or(run.exec.device->kind() == DeviceKind::Cuda);
     DecoderContext context;
+    if (run.pass.save && run.pass.lend_gradients)
+        context.loans = std::make_unique<LoanPool>(*run.exec.pool, run.exec.stream);
+    const KeepIn scope(run, context.loans.get());
     Tensor embedded = Tensor::empty(
         "embedding.y", {run.batch.tokens.numel(), options_.layer.attention.hidden}, run.dtype, run.exec);
     if (hooks_) hooks_->before_forward(0, run);
@@ -118,6 +153,8 @@ DecoderContext Decoder::forward(const DecoderOutputs& outputs, Run& run) {
         if (hooks_) hooks_->after_forward(number, run);
         x = std::move(result.y);
         context.layers.push_back(std::move(result.context));
+        // What later layers keep is gone before this one's backward.
+        if (context.loans) lend_gradients(i, *context.loans, run.exec);
     }
     if (run.pass.count) auxiliary_losses(outputs, run);
     const int64_t last = options_.layers + 1;
@@ -125,6 +162,24 @@ DecoderContext Decoder::forward(const DecoderOutputs& outputs, Run& run) {
     context.head = head_.forward(std::move(x), outputs.loss, run);
     if (hooks_) hooks_->after_forward(last, run);
     return context;
+}
+
+// Gradients of the layer that nothing was written to in this step, neighbours as one range.
+void Decoder::lend_gradients(size_t layer, LoanPool& loans, const Exec& exec) const {
+    std::map<char*, size_t> ranges;
+    for (const Parameter* p : layer_parameters_[layer]) {
+        if (p->fresh && p->main_grad)
+            ranges[static_cast<char*>(p->main_grad.data)] = static_cast<size_t>(p->main_grad.bytes());
+    }
+    // A dry run's pool gives addresses without memory: these stand where no such address is.
+    constexpr uintptr_t kNoMemory = uintptr_t{1} << 62;
+    for (auto at = ranges.begin(); at != ranges.end();) {
+        auto [begin, bytes] = *at++;
+        for (; at != ranges.end() && at->first == begin + bytes; ++at) bytes += at->second;
+        void* const place =
+            exec.dry ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(begin) | kNoMemory) : begin;
+        loans.lend(static_cast<int64_t>(layer), place, bytes);
+    }
 }
 
 void Decoder::auxiliary_losses(const DecoderOutputs& outputs, Run& run) {
@@ -161,6 +216,7 @@ void Decoder::backward(DecoderContext context, Run& run) {
     for (size_t i = layers_.size(); i-- > 0;) {
         const auto number = static_cast<int64_t>(i) + 1;
         if (hooks_) hooks_->before_backward(number, run);
+        if (context.loans) context.loans->take_back(static_cast<int64_t>(i));
         // What is recomputed goes by the same recipe.
         const auto recipe = recipe_of(i, run);
         const Autocast scope(run, recipe != nullptr, recipe);

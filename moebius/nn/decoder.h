@@ -4,6 +4,7 @@
 #include "moebius/nn/decoder_layer.h"
 #include "moebius/nn/lm_head.h"
 #include "moebius/ops/aux_loss/aux_loss.h"
+#include "moebius/runtime/loan_pool.h"
 
 namespace moebius::nn {
 
@@ -43,9 +44,11 @@ struct DecoderOutputs {
 };
 
 struct DecoderContext {
+    std::unique_ptr<LoanPool> loans;  // with run.pass.lend_gradients
     std::vector<ContextPtr> layers;
     ContextPtr head;
     int64_t bytes() const;
+    int64_t lent_bytes() const { return loans ? loans->peak_bytes() : 0; }  // used of gradients' memory
 };
 
 class Decoder {
@@ -87,12 +90,14 @@ class Decoder {
     Parameter* embedding_;
     std::vector<std::unique_ptr<DecoderLayer>> layers_;
     std::vector<std::unique_ptr<Recomputed>> recomputed_;  // full recomputation, one a layer
+    std::vector<std::vector<const Parameter*>> layer_parameters_;
     LmHead head_;
     RouterStatistics statistics_;
     LowPrecisionState low_precision_;
     UnitHooks* hooks_ = nullptr;
 
     Module& unit(size_t index);
+    void lend_gradients(size_t layer, LoanPool& loans, const Exec& exec) const;
     std::shared_ptr<const precision::Recipe> recipe_of(size_t layer, const Run& run) const;
     std::vector<LowPrecisionState::Member> low_precision_members();
 };

@@ -7,8 +7,19 @@ namespace moebius::nn {
 namespace {
 
 struct RecomputedContext : Context {
-    Activation x;
-    int64_t bytes() const override { return x.high.view().bytes(); }
+    Kept x;
+    int64_t bytes() const override { return x.bytes(); }
+};
+
+struct NormAgain : Remake {
+    Tensor x;
+    const Parameter* weight = nullptr;
+    float eps = 0;
+    Tensor make(Run& run) const override {
+        Tensor y = Tensor::empty("norm.y", x.shape(), run.dtype, run.exec);
+        ops::rms_norm({.x = x, .weight = weight->value, .y = y, .eps = eps}, run.exec);
+        return y;
+    }
 };
 
 struct LayerContext : Context {
@@ -34,7 +45,7 @@ Forward Recomputed::forward(Activation x, Run& run) {
     std::unique_ptr<RecomputedContext> context;
     if (save) {
         context = std::make_unique<RecomputedContext>();
-        context->x = x;
+        context->x = Kept(x);
     }
     run.pass.save = false;
     Forward result = inner_.forward(std::move(x), run);
@@ -47,12 +58,16 @@ Activation Recomputed::backward(ContextPtr opaque, Activation dy, Run& run) {
     auto context = take<RecomputedContext>(std::move(opaque));
     const Pass pass = run.pass;
     Observer* const observer = run.observer;
+    const bool remake = run.remake;
     run.pass.save = true;
     run.pass.count = false;
     run.observer = nullptr;
-    Forward again = inner_.forward(std::move(context->x), run);
+    run.remake = false;  // what this forward makes is used at once
+    Forward again = inner_.forward({context->x.get(run)}, run);
+    context.reset();
     run.pass = pass;
     run.observer = observer;
+    run.remake = remake;
     again.y.high.reset();
     return inner_.backward(std::move(again.context), std::move(dy), run);
 }
@@ -73,13 +88,24 @@ DecoderLayer::DecoderLayer(ParameterSet& parameters, int64_t index, const LayerO
 Forward DecoderLayer::forward(Activation x, Run& run) {
     const Shape shape = x.high.shape();
     const auto make = [&](const char* name) { return Tensor::empty(name, shape, run.dtype, run.exec); };
+    const auto keep = [&](const char* name) { return Tensor::empty(name, shape, run.dtype, run.keeping()); };
+    // The output of a norm; `of` is kept for the norm's backward.
+    const auto norm_of = [&](Tensor y, const Tensor& of, const Parameter* weight) -> Activation {
+        if (!run.remake || !run.pass.save) return {std::move(y)};
+        auto again = std::make_shared<NormAgain>();
+        again->x = of;
+        again->weight = weight;
+        again->eps = eps_;
+        return {.high = std::move(y), .again = std::move(again)};
+    };
     Tensor input_rstd = Tensor::empty("norm.rstd", {shape[0]}, DType::F32, run.exec);
     Tensor normed = make("norm.y");
     ops::rms_norm({.x = x.high, .weight = input_norm_->value, .y = normed, .rstd = input_rstd, .eps = eps_},
                   run.exec);
-    Forward attended = attention_module_->forward({std::move(normed)}, run);
+    Forward attended =
+        attention_module_->forward(norm_of(std::move(normed), x.high, input_norm_), run);
 
-    Tensor h = make("layer.h");
+    Tensor h = keep("layer.h");
     Tensor post_rstd = Tensor::empty("norm.rstd", {shape[0]}, DType::F32, run.exec);
     normed = make("norm.y");
     ops::rms_norm({.x = x.high,
@@ -91,8 +117,8 @@ Forward DecoderLayer::forward(Activation x, Run& run) {
                    .eps = eps_},
                   run.exec);
     attended.y.high.reset();
-    Forward mixed = moe_module_->forward({std::move(normed)}, run);
-    Tensor y = make("layer.y");
+    Forward mixed = moe_module_->forward(norm_of(std::move(normed), h, post_attention_norm_), run);
+    Tensor y = keep("layer.y");
     ops::add({h, mixed.y.high, y}, run.exec);
     if (!run.pass.save) return {{y}, nullptr};
     auto context = std::make_unique<LayerContext>();

@@ -10,6 +10,22 @@ struct LocalHandle : DispatchHandle {
     int64_t tokens = 0, topk = 0;
 };
 
+// Every token's row once for each of its experts.
+Tensor gather(const char* name, const Tensor& x, const Tensor& source, int64_t topk, const Run& run) {
+    Tensor out = Tensor::empty(name, {source.shape()[0], x.shape()[1]}, run.dtype, run.exec);
+    ops::gather_rows({.x = x, .source = source, .topk = topk, .out = out}, run.exec);
+    return out;
+}
+
+struct GatherAgain : Remake {
+    Kept hidden;
+    Tensor source;
+    int64_t topk = 1;
+    Tensor make(Run& run) const override {
+        return gather("dispatch.expert_input", hidden.get(run), source, topk, run);
+    }
+};
+
 class LocalDispatcher : public TokenDispatcher {
   public:
     explicit LocalDispatcher(int64_t experts) : experts_(experts) {}
@@ -27,6 +43,13 @@ class LocalDispatcher : public TokenDispatcher {
         ops::permutation({selected, handle->row_of, handle->source, handle->split_sizes}, run.exec);
         Dispatched out;
         out.expert_input = gathered("dispatch.expert_input", hidden.high, *handle, gathers, run);
+        if (run.remake && !gathers) {
+            auto again = std::make_shared<GatherAgain>();
+            again->hidden = Kept(hidden);
+            again->source = handle->source;
+            again->topk = topk;
+            out.expert_input.again = std::move(again);
+        }
         out.expert_probs = Tensor::empty("dispatch.expert_probs", {rows}, DType::F32, run.exec);
         ops::permute_scalars({weights, handle->source, out.expert_probs}, run.exec);
         out.split_sizes = handle->split_sizes;
@@ -63,13 +86,10 @@ class LocalDispatcher : public TokenDispatcher {
     }
 
   private:
-    // Every token's row once for each of its experts.
     static Activation gathered(const char* name, const Tensor& x, const LocalHandle& handle, bool gathers,
                                const Run& run) {
         if (gathers) return {.high = x, .source = handle.source, .topk = handle.topk};
-        Tensor out = Tensor::empty(name, {handle.tokens * handle.topk, x.shape()[1]}, run.dtype, run.exec);
-        ops::gather_rows({.x = x, .source = handle.source, .topk = handle.topk, .out = out}, run.exec);
-        return {out};
+        return {gather(name, x, handle.source, handle.topk, run)};
     }
 
     int64_t experts_;

@@ -7,10 +7,11 @@ namespace moebius::nn {
 namespace {
 
 struct GroupedLinearContext : Context {
-    Tensor x, split_sizes, scales;
+    Kept x;
+    Tensor split_sizes, scales;
     std::shared_ptr<const precision::Recipe> recipe;  // with it low_x in the place of x
     Quantized low_x;
-    int64_t bytes() const override { return x ? x.view().bytes() : low_x.bytes(); }
+    int64_t bytes() const override { return x ? x.bytes() : low_x.bytes(); }
 };
 
 }  // namespace
@@ -38,7 +39,8 @@ GroupedLinear::GroupedLinear(ParameterSet& parameters, const std::string& name,
 Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run& run) {
     const Tensor& split_sizes = extra[0];
     const Tensor scales = options_.scale_bias ? extra[1] : Tensor();
-    Tensor y = Tensor::empty("grouped_linear.y", {x.rows(), options_.out_features}, run.dtype, run.exec);
+    Tensor y =
+        Tensor::empty("grouped_linear.y", {x.rows(), options_.out_features}, run.dtype, run.keeping());
     auto context = std::make_unique<GroupedLinearContext>();
     if (run.recipe) {
         if (bias_) throw Error(name() + " has a bias, which its products in low precision do not add");
@@ -47,7 +49,7 @@ Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run&
         low_.forward(context->low_x, split_sizes, y, *run.recipe, run);
     } else {
         MOEBIUS_CHECK(!x.source, "rows nobody gathered, without a recipe");
-        context->x = x.high;
+        context->x = Kept(x);
         ops::grouped_gemm({.kind = ops::GemmKind::Forward,
                            .a = x.high,
                            .b = weight_->value,
@@ -71,7 +73,7 @@ void GroupedLinear::weight_gradients(const Pending& p, Tensor* dscales, Run& run
     }
     ops::grouped_gemm({.kind = ops::GemmKind::Wgrad,
                        .a = p.dy,
-                       .b = p.x,
+                       .b = p.x.get(run),
                        .out = weight_->main_grad,
                        .split_sizes = p.split_sizes,
                        .beta = weight_->take_fresh()},
@@ -104,7 +106,7 @@ FusibleBackward GroupedLinear::backward(ContextPtr opaque, Activation dy, Run& r
         pending.low_dy.drop(Direction::Row);
     } else {
         pending.dy = dy.high;
-        pending.x = context->x;
+        pending.x = std::move(context->x);
         ops::grouped_gemm({.kind = ops::GemmKind::Dgrad,
                            .a = dy.high,
                            .b = weight_->value,

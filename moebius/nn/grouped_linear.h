@@ -43,7 +43,8 @@ class GroupedLinear : public Fusible {
 
   private:
     struct Pending {
-        Tensor dy, x, split_sizes, scales;
+        Tensor dy, split_sizes, scales;
+        Kept x;
         std::shared_ptr<const precision::Recipe> recipe;  // with it low_dy and low_x in the place of dy and x
         Quantized low_dy, low_x;
     };

@@ -6,11 +6,11 @@ namespace moebius::nn {
 namespace {
 
 struct LinearContext : Context {
-    Tensor x;
+    Kept x;
     std::shared_ptr<const precision::Recipe>
         recipe;  // with it low_x in the place of x, unless x stays anyway
     Quantized low_x;
-    int64_t bytes() const override { return x ? x.view().bytes() : low_x.bytes(); }
+    int64_t bytes() const override { return x ? x.bytes() : low_x.bytes(); }
 };
 
 // All rows are one expert's.
@@ -36,7 +36,7 @@ Forward Linear::forward(Activation x, Run& run) {
         ops::gemm({.kind = ops::GemmKind::Forward, .a = x.high, .b = weight_->value, .out = y}, run.exec);
     }
     if (!run.pass.save) return {{y}, nullptr};
-    if (!run.recipe || input_stays_) context->x = x.high;
+    if (!run.recipe || input_stays_) context->x = Kept(x);
     return {{y}, std::move(context)};
 }
 
@@ -46,22 +46,24 @@ Activation Linear::backward(ContextPtr opaque, Activation dy, Run& run) {
     if (const auto& recipe = context->recipe) {
         const View& rows = row_count(run);
         if (context->x) {
-            context->low_x = low_.input(context->x, rows, *recipe, {.row = false, .column = true}, run);
+            context->low_x = low_.input(context->x.get(run), rows, *recipe, {.row = false, .column = true}, run);
             context->x.reset();
         }
         Quantized low_dy = low_.grad_output(dy.high, rows, *recipe, {.row = true, .column = true}, run);
         low_.wgrad(low_dy, context->low_x, rows, *recipe, run);
         low_dy.drop(Direction::Column);
+        context->low_x = {};
         Tensor dx = Tensor::empty("linear.dx", shape, run.dtype, run.exec);
         low_.dgrad(low_dy, rows, dx, *recipe, run);
         return {dx};
     }
     ops::gemm({.kind = ops::GemmKind::Wgrad,
                .a = dy.high,
-               .b = context->x,
+               .b = context->x.get(run),
                .out = weight_->main_grad,
                .beta = weight_->take_fresh()},
               run.exec);
+    context->x.reset();
     Tensor dx = Tensor::empty("linear.dx", shape, run.dtype, run.exec);
     ops::gemm({.kind = ops::GemmKind::Dgrad, .a = dy.high, .b = weight_->value, .out = dx}, run.exec);
     return {dx};

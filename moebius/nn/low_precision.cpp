@@ -133,10 +133,13 @@ Quantized LowPrecisionLinear::grad_output(const Rows& dy, const View& split_size
                          tensor(Role::GradOutput, recipe, run));
 }
 
+bool LowPrecisionLinear::keeps_weight(const Recipe& recipe) const {
+    return state_ != nullptr && state_->keeps_weights_ && state_->options_.recipe.get() == &recipe;
+}
+
 Quantized LowPrecisionLinear::weight(Direction direction, const Recipe& recipe, const Run& run) {
     const ops::QuantizeSource source{.values = value(weight_->value), .split_sizes = {}, .row_index = {}};
-    const bool kept =
-        state_ != nullptr && state_->options_.keep_weights && state_->options_.recipe.get() == &recipe;
+    const bool kept = keeps_weight(recipe);
     if (kept && kept_version_ == weight_->version) return kept_;
     const bool row = direction == Direction::Row;
     const Quantized made =
@@ -177,15 +180,22 @@ View LowPrecisionState::rows(const Tensor& flat, Role role, int64_t offset, int6
 void LowPrecisionState::place(std::vector<Member> members, const LowPrecisionOptions& options,
                               const Exec& exec) {
     options_ = options;
+    keeps_weights_ = options.keeps_weights(*exec.device);
     members_ = std::move(members);
-    count_ = 0;
+    count_ = dense_ = 0;
+    for (const bool routed : {false, true}) {
+        for (const Member& member : members_) {
+            if (member.routed != routed) continue;
+            member.linear->offset_ = count_;
+            count_ += member.linear->matrix().experts;
+        }
+        if (!routed) dense_ = count_;
+    }
     for (const Member& member : members_) {
         LowPrecisionLinear& linear = *member.linear;
         linear.state_ = this;
-        linear.offset_ = count_;
         linear.kept_version_ = 0;
-        count_ += linear.matrix().experts;
-        if (!options.keep_weights) continue;
+        if (!keeps_weights_) continue;
         linear.kept_ = Quantized::empty(
             "low_precision.weights",
             spec_of(Role::Weight, *options.recipe, {.row = true, .column = true}, linear.matrix()), exec);
@@ -252,12 +262,30 @@ void LowPrecisionState::begin_step(const Run& run) {
 
 void LowPrecisionState::end_step(const Run& run) {
     if (!delayed() || count_ == 0) return;
+    if (run.expert_ranks == nullptr) {
+        next_scales(0, count_, run.world, run);
+    } else {
+        next_scales(0, dense_, run.world, run);
+        next_scales(dense_, count_ - dense_, run.expert_ranks, run);
+    }
+}
+
+// Of `count` tensors a role, whose amaxes are the largest of all `ranks`' micro-batches.
+void LowPrecisionState::next_scales(int64_t offset, int64_t count, Communicator* ranks, const Run& run) {
+    if (count == 0) return;
+    Tensor observed = observed_;
+    if (ranks != nullptr && ranks->size() > 1) {
+        const Shape& own = observed_.shape();
+        observed =
+            Tensor::empty("low_precision.all_amax", {ranks->size() * own[0], own[1]}, DType::F32, run.exec);
+        if (!run.exec.dry) ranks->all_gather(observed_, observed, run.exec.stream, "DelayedScaling's amax");
+    }
     const precision::DelayedOptions& o = options_.recipe->delayed;
     for (const Role role : kRoles) {
         ops::delayed_scaling(
-            {.observed = observed_.view().columns(static_cast<int64_t>(role) * count_, count_),
-             .history = rows(history_, role, 0, count_),
-             .scale = rows(scale_, role, 0, count_),
+            {.observed = observed.view().columns(static_cast<int64_t>(role) * count_ + offset, count),
+             .history = rows(history_, role, offset, count),
+             .scale = rows(scale_, role, offset, count),
              .bad = run.scalars.bad,
              .largest = largest_finite(options_.recipe->tensor(role).element),
              .margin = o.margin,

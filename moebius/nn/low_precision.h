@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "moebius/nn/module.h"
@@ -31,13 +32,19 @@ struct LowPrecisionOptions {
     // Of the layers that `layers` names; null: run.recipe is what the caller set it to, in all layers.
     std::shared_ptr<const precision::Recipe> recipe;
     std::vector<bool> layers;  // empty: all
-    bool keep_weights = true;  // quantized once after they changed, both ways; false: for each use
+    // Quantized weights: once after they changed, both ways, or, false, for each use, which takes their memory
+    // one after the other and reads each weight twice a micro-batch. Empty: once where a step has several
+    // micro-batches, on the CPU, and with `persistent`.
+    std::optional<bool> keep_weights;
     // Kept weights are held as codes and f32 masters alone, not in the dtype of the others, and are quantized
     // from the masters.
     bool persistent = false;
     bool statistics = false;    // of every quantized tensor, for LowPrecisionState::statistics
     int64_t micro_batches = 1;  // of a step, at most
 
+    bool keeps_weights(const Device& device) const {
+        return keep_weights.value_or(persistent || micro_batches > 1 || device.kind() == DeviceKind::Cpu);
+    }
     bool uses(size_t layer) const { return recipe && (layers.empty() || layers[layer]); }
 };
 
@@ -98,6 +105,8 @@ class LowPrecisionLinear {
                     Directions directions, const Run& run) const;
     Quantized grad_output(const Rows& dy, const View& split_sizes, const precision::Recipe& recipe,
                           Directions directions, const Run& run) const;
+    // Whether the weight's codes stay when a product has read them.
+    bool keeps_weight(const precision::Recipe& recipe) const;
     // Kept weights have both directions, others the one that is asked for.
     Quantized weight(Direction direction, const precision::Recipe& recipe, const Run& run);
 
@@ -147,7 +156,8 @@ class LowPrecisionState {
     void round_weights(Run& run);
     // Amaxes are seen from here on.
     void begin_step(const Run& run);
-    // DelayedScaling's next scales, from this step's amaxes; after a bad step those that were.
+    // DelayedScaling's next scales, from this step's amaxes: over all ranks of run.world, an expert's over
+    // those that hold it; after a bad step those that were.
     void end_step(const Run& run);
 
     const std::vector<Member>& members() const { return members_; }
@@ -166,10 +176,13 @@ class LowPrecisionState {
     friend class LowPrecisionLinear;
     bool delayed() const;
     View rows(const Tensor& flat, precision::Role role, int64_t offset, int64_t count) const;
+    void next_scales(int64_t offset, int64_t count, Communicator* ranks, const Run& run);
 
     LowPrecisionOptions options_;
+    bool keeps_weights_ = false;
     std::vector<Member> members_;
-    int64_t count_ = 0;         // of scales a role
+    int64_t count_ = 0;         // of scales a role: dense layers', then experts'
+    int64_t dense_ = 0;         // of these, dense layers'
     Tensor history_;            // (3n, length) f32
     Tensor scale_;              // (3n) f32
     Tensor observed_, counts_;  // (S, 3n) f32; (S, 3n, 2) i64

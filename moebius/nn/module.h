@@ -22,14 +22,39 @@ struct Context {
 };
 using ContextPtr = std::unique_ptr<Context>;
 
+// Makes a tensor again, bit for bit, from others that are kept anyway.
+class Remake {
+  public:
+    virtual ~Remake() = default;
+    virtual Tensor make(Run& run) const = 0;
+};
+
 // The value between two modules: the rows of `high`, or, with `source`, rows gathered from it that nobody has
 // written yet (row m is row source[m] / topk of `high`): who quantizes them reads them where they lie.
 struct Activation {
     Tensor high;
     Tensor source = {};  // (M) i32
     int64_t topk = 1;
+    std::shared_ptr<const Remake> again = {};  // makes `high`; null: who needs it later keeps it
 
     int64_t rows() const { return source ? source.shape()[0] : high.shape()[0]; }
+};
+
+// An input until backward: the tensor itself, or how to make it again.
+class Kept {
+  public:
+    Kept() = default;
+    explicit Kept(const Activation& x) : again_(x.again) {
+        if (!again_) tensor_ = x.high;
+    }
+    explicit operator bool() const { return again_ != nullptr || tensor_; }
+    Tensor get(Run& run) const { return again_ ? again_->make(run) : tensor_; }
+    int64_t bytes() const { return tensor_ ? tensor_.view().bytes() : 0; }
+    void reset() { *this = Kept(); }
+
+  private:
+    Tensor tensor_;
+    std::shared_ptr<const Remake> again_;
 };
 
 struct Forward {

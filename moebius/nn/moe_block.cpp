@@ -8,11 +8,12 @@
 namespace moebius::nn {
 
 struct MoeBlock::Saved : Context {
-    Tensor x, logits, topk_indices, topk_weights;
+    Kept x;
+    Tensor logits, topk_indices, topk_weights;
     HandlePtr handle;
     bool gathers = false;
     ContextPtr experts;
-    int64_t bytes() const override { return x.view().bytes() + logits.view().bytes() + experts->bytes(); }
+    int64_t bytes() const override { return x.bytes() + logits.view().bytes() + experts->bytes(); }
 };
 
 MoeBlock::MoeBlock(ParameterSet& parameters, const std::string& name, int64_t layer,
@@ -77,7 +78,7 @@ Forward MoeBlock::forward(Activation x, Run& run) {
         // The experts see the jittered input too.
         Tensor jittered = Tensor::empty("moe.jittered", x.high.shape(), run.dtype, run.exec);
         jitter(x.high, jittered, run);
-        x.high = jittered;
+        x = {jittered};
     }
     // fp32 logits: rounded to bf16, the k-th and the next expert would tie too often.
     Tensor logits = Tensor::empty("router.logits", {tokens, experts}, DType::F32, run.exec);
@@ -112,7 +113,7 @@ Forward MoeBlock::forward(Activation x, Run& run) {
     Activation y = dispatcher_->combine(result.y, dispatched.handle, run);
     if (!run.pass.save) return {y, nullptr};
     auto saved = std::make_unique<Saved>();
-    saved->x = x.high;
+    saved->x = Kept(x);
     saved->logits = logits;
     saved->topk_indices = indices;
     saved->topk_weights = weights;
@@ -141,9 +142,10 @@ Activation MoeBlock::backward(ContextPtr opaque, Activation dy, Run& run) {
         args.dz = run.router->dz.view().rows(layer_, 1);
     }
     ops::router_backward(args, run.exec);
+    experts = {};
     ops::gemm({.kind = ops::GemmKind::Wgrad,
                .a = dlogits,
-               .b = saved->x,
+               .b = saved->x.get(run),
                .out = router_->main_grad,
                .beta = router_->take_fresh()},
               run.exec);

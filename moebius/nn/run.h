@@ -19,6 +19,9 @@ struct Pass {
     bool training = true;  // input jitter, losses' gradients
     bool save = true;      // keep what backward needs
     bool count = true;     // add to the router's statistics
+    // What forward keeps may lie in memory of gradients that backward has not written yet in this step. This
+    // pass's backward comes before anything else is done with the model.
+    bool lend_gradients = false;
 };
 
 // One micro-batch on the device. Capacity T tokens in B packed sequences.
@@ -74,8 +77,19 @@ struct Run {
     RouterStatistics* router = nullptr;
     Observer* observer = nullptr;   // may be null
     Communicator* world = nullptr;  // ranks that share the batch
+    Communicator* expert_ranks = nullptr;  // of them, those that hold the same experts; null: all
     uint64_t seed = 0;
     int64_t step = 0;  // for counter-based random numbers
+    // Modules hand on how to make an input again, where that costs little, and backward does it.
+    bool remake = false;
+    Pool* keep = nullptr;  // for what forward keeps until backward; null: exec's
+
+    // For what is kept until backward.
+    Exec keeping() const {
+        Exec kept = exec;
+        if (keep != nullptr) kept.pool = keep;
+        return kept;
+    }
 };
 
 }  // namespace moebius::nn

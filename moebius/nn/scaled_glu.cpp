@@ -8,6 +8,17 @@ struct ScaledGluContext : Context {
     int64_t bytes() const override { return x.view().bytes(); }
 };
 
+// From what is kept for its own backward.
+struct GluAgain : Remake {
+    ops::GluOptions options;
+    Tensor x, scales;
+    Tensor make(Run& run) const override {
+        Tensor y = Tensor::empty("scaled_glu.y", {x.shape()[0], x.shape()[1] / 2}, run.dtype, run.exec);
+        ops::scaled_glu({.options = options, .x = x, .scales = scales, .y = y}, run.exec);
+        return y;
+    }
+};
+
 }  // namespace
 
 std::string ScaledGlu::name() const {
@@ -15,13 +26,16 @@ std::string ScaledGlu::name() const {
 }
 
 Forward ScaledGlu::forward(Activation x, std::span<const Tensor> extra, Run& run) {
-    const Shape& shape = x.high.shape();
-    Tensor y = Tensor::empty("scaled_glu.y", {shape[0], shape[1] / 2}, run.dtype, run.exec);
-    ops::scaled_glu({.options = options_, .x = x.high, .scales = extra[0], .y = y}, run.exec);
+    const auto again = std::make_shared<GluAgain>();
+    again->options = options_;
+    again->x = x.high;
+    again->scales = extra[0];
+    const Tensor y = again->make(run);
     if (!run.pass.save) return {{y}, nullptr};
     auto context = std::make_unique<ScaledGluContext>();
     context->x = x.high;
     context->scales = extra[0];
+    if (run.remake) return {{.high = y, .again = again}, std::move(context)};
     return {{y}, std::move(context)};
 }
 

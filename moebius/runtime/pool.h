@@ -31,10 +31,12 @@ class Pool {
 struct PoolReport {
     struct Row {
         std::string name;
-        int64_t peak_bytes = 0;   // the most that allocations of this name held at one time
-        int64_t allocations = 0;  // calls of allocate
+        int64_t peak_bytes = 0;     // the most that allocations of this name held at one time
+        int64_t at_peak_bytes = 0;  // what they held when all names together held the most
+        int64_t allocations = 0;    // calls of allocate
     };
     std::vector<Row> rows;           // largest first
+    std::vector<Row> at_peak(size_t count) const;  // those that held the most at the peak
     int64_t current_bytes = 0;       // held by callers now
     int64_t peak_bytes = 0;          // held by callers at most
     int64_t system_bytes = 0;        // taken from the system
@@ -56,11 +58,12 @@ class PoolLedger {
         int64_t bytes;
     };
     struct PerName {
-        int64_t current = 0, peak = 0, allocations = 0;
+        int64_t current = 0, peak = 0, at_peak = 0, allocations = 0;
     };
     std::unordered_map<void*, Live> live_;
     std::map<std::string, PerName> names_;
     int64_t current_ = 0, peak_ = 0;
+    bool at_peak_ = false;  // current_ is peak_: what each name holds now is what it holds at the peak
 };
 
 // Where an arena's memory comes from: ranges of addresses, the last of which may grow at its end. The

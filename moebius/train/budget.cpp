@@ -197,10 +197,8 @@ void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const D
     const int64_t needed = plan.memory.system_bytes + beside, there = available_memory(device);
     if (needed <= there) return;
     std::string largest;
-    for (size_t i = 0; i < std::min<size_t>(5, plan.memory.rows.size()); ++i) {
-        largest +=
-            fmt::format("\n  {:<32} {:>14} bytes", plan.memory.rows[i].name, plan.memory.rows[i].peak_bytes);
-    }
+    for (const PoolReport::Row& row : plan.memory.at_peak(5))
+        largest += fmt::format("\n  {:<32} {:>14} bytes", row.name, row.at_peak_bytes);
     throw DeviceError(
         fmt::format("a step needs up to {} bytes ({:.2f} GiB), {:.2f} GiB are free{} beside the {:.2f} GiB "
                     "of parameters and state; the largest parts:{}\n"

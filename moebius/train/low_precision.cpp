@@ -47,6 +47,7 @@ nn::LowPrecisionOptions low_precision_options(const config::TrainConfig& c) {
     for (const std::string& name : c.layer_precision.value_or(std::vector<std::string>()))
         options.layers.push_back(name == "fp8");
     options.persistent = c.fp8_config.quantized_model_init_kwargs.enabled;
+    if (c.fp8_config.keep_weights != "auto") options.keep_weights = c.fp8_config.keep_weights == "on";
     options.statistics = c.fp8_stats_config.enabled;
     options.micro_batches = c.grad_acc_steps;
     return options;
@@ -124,13 +125,16 @@ std::string describe_low_precision(const nn::Decoder& decoder) {
     const DType forward = o.recipe->tensor(Role::Input).element,
                 gradient = o.recipe->tensor(Role::GradOutput).element;
     constexpr double kMiB = 1 << 20;
+    const int64_t kept = decoder.low_precision().weight_bytes();
+    const std::string weights =
+        kept == 0 ? "weights are quantized for each use (fp8_config.keep_weights)"
+                  : fmt::format("quantized weights take {:.1f} MiB beside {}", static_cast<double>(kept) / kMiB,
+                                o.persistent ? "fp32 masters alone" : "the others");
     return fmt::format(
-        "{} ({}{}) in {} of {} layers: products of attention's projections and of the experts; quantized "
-        "weights take {:.1f} MiB beside {}",
+        "{} ({}{}) in {} of {} layers: products of attention's projections and of the experts; {}",
         o.recipe->name, element_name(forward),
         gradient == forward ? "" : fmt::format(", gradients {}", element_name(gradient)), layers,
-        decoder.options().layers, static_cast<double>(decoder.low_precision().weight_bytes()) / kMiB,
-        o.persistent ? "fp32 masters alone" : "the others");
+        decoder.options().layers, weights);
 }
 
 DType product_dtype(const nn::DecoderOptions& options, DType dtype, const Device& device) {

@@ -81,8 +81,8 @@ bool is_about_the_process(const std::string& key) {
     static const std::set<std::string> kKeys = {
         "num_train_steps", "time_budget_minutes", "device", "num_threads", "cuda_graph", "expert_ffn_mode",
         "fusion", "activation_checkpointing", "dataset.num_workers", "dataset.prefetch_factor",
-        // The same masters in other memory.
-        "optimizer_store_param_remainders"};
+        // The same masters in other memory; the same codes.
+        "optimizer_store_param_remainders", "fp8_config.keep_weights"};
     if (kKeys.count(key)) return true;
     for (const char* group : {"checkpoint.", "logger.", "validation.", "profiler.", "kernels."})
         if (key.starts_with(group)) return true;
@@ -93,8 +93,9 @@ bool is_about_the_process(const std::string& key) {
 std::map<std::string, std::string> low_precision_keys(const TrainerState& state) {
     std::map<std::string, std::string> found;
     for (const auto& [key, value] : flat_keys(state.config_yaml)) {
-        const bool seed = key.ends_with(".preserve_high_precision_init_val");
-        if ((key.starts_with("fp8_config.") && !seed) || key == "layer_precision") found[key] = value;
+        const bool other =
+            key.ends_with(".preserve_high_precision_init_val") || key == "fp8_config.keep_weights";
+        if ((key.starts_with("fp8_config.") && !other) || key == "layer_precision") found[key] = value;
     }
     const Json model = Json::parse(state.model_config);
     for (const char* key : {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"})

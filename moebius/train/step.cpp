@@ -231,13 +231,18 @@ void Step::micro_batches(Buffers& buffers, nn::Run& run) {
     }
     for (int64_t i = 0; i < options_.micro_batches; ++i) {
         take_batch(i);
-        run.pass = {.training = true, .save = true, .count = !global};
+        // With several micro-batches the later ones have no such memory: the peak would be theirs.
+        run.pass = {.training = true,
+                    .save = true,
+                    .count = !global,
+                    .lend_gradients = options_.micro_batches == 1};
         if (!global) {
             decoder.reset_statistics(run);
             run.scalars.aux_scale = buffers.aux_scale(i);
         }
         nn::DecoderContext context = decoder.forward(buffers.decoder_outputs(i, aux), run);
         saved_bytes_ = context.bytes();
+        lent_bytes_ = context.lent_bytes();
         if (!global) add_counts();
         decoder.backward(std::move(context), run);
     }
@@ -381,6 +386,7 @@ StepPlan Step::plan() {
     plan.memory = pool.report();
     plan.bytes = plan.memory.peak_bytes;
     plan.saved_bytes = saved_bytes_;
+    plan.lent_bytes = lent_bytes_;
     if (run_.exec.device->kind() == DeviceKind::Cpu)
         plan.scratch_bytes = cpu_scratch_bytes(model_.options(), options_.shape, run_.exec.threads->size());
     return plan;

@@ -48,6 +48,7 @@ struct StepPlan {
     int64_t bytes = 0;          // at most in use during the step, beside parameters and state and scratch
     int64_t scratch_bytes = 0;  // at most what operations take inside, on the CPU: cpu_scratch_bytes()
     int64_t saved_bytes = 0;    // kept from forward to backward, one micro-batch
+    int64_t lent_bytes = 0;     // of these, in memory of gradients that are written later: not in `bytes`
     PoolReport memory;          // by name
 };
 
@@ -100,7 +101,7 @@ class Step {
     Graph graph_;
     VariantLog variants_;
     int64_t queued_ = 0, finished_ = 0;
-    int64_t saved_bytes_ = 0;
+    int64_t saved_bytes_ = 0, lent_bytes_ = 0;
 };
 
 }  // namespace moebius::train

@@ -128,9 +128,10 @@ void Trainer::open_run() {
     // What can be told from data and model alone is told before anything is made.
     check_memory_for_batches(data::batch_shape(*data_.training, loader_options(c_)), c_);
     // Codes alone take what weights in bf16 would.
-    const bool alone = model_.options().low_precision.persistent && c_.dtype != "fp32";
+    const nn::LowPrecisionOptions& low = model_.options().low_precision;
+    const bool beside = low.keeps_weights(machine_.device()) && !(low.persistent && c_.dtype != "fp32");
     check_memory_for_parameters(model_.parameters().numel(),
-                                alone ? 0 : model_.decoder().low_precision_numel(), place_options(c_),
+                                beside ? model_.decoder().low_precision_numel() : 0, place_options(c_),
                                 c_.checkpoint.async_save, machine_.device());
     const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
     if (!c_.checkpoint.resume_from_checkpoint) {
@@ -249,6 +250,12 @@ StepPlan Trainer::make_step() {
         c_.dtype, c_.grad_acc_steps, loader_->shape().capacity, plan.cost.flops / 1e9,
         static_cast<double>(plan.bytes + plan.scratch_bytes) / kMiB,
         static_cast<double>(plan.saved_bytes) / kMiB));
+    std::vector<std::string> holders;
+    for (const PoolReport::Row& row : plan.memory.at_peak(6))
+        holders.push_back(fmt::format("{} {:.1f}", row.name, static_cast<double>(row.at_peak_bytes) / kMiB));
+    note(fmt::format("memory of the step when it is most, in MiB: {}; kept in memory of gradients that are "
+                     "written later: {:.1f}",
+                     fmt::join(holders, ", "), static_cast<double>(plan.lent_bytes) / kMiB));
     if (const auto keys = keys_beyond_hugging_face(c_); !keys.empty()) {
         note(
             fmt::format("warning: {}: config.json has no such key, so whoever opens this run's model folders "

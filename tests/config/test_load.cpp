@@ -327,6 +327,9 @@ TEST(Load, LowPrecisionThatContradictsItself) {
     for (const char* enabled : {"fp8_config.enabled=true", "fp8_config.enabled=false"})
         EXPECT_THAT(error_with({enabled, "layer_precision=[]"}), HasSubstr("layer_precision = [] must list"));
     EXPECT_EQ(load_with({"layer_precision=[bf16]"}).config.layer_precision->size(), 1u);
+    EXPECT_THAT(error_with({"fp8_config.enabled=true", "fp8_config.quantized_model_init_kwargs.enabled=true",
+                            "fp8_config.keep_weights=off"}),
+                HasSubstr("fp8_config.keep_weights = off contradicts"));
     EXPECT_THAT(error_with({"fp8_stats_config.enabled=true"}),
                 HasSubstr("fp8_stats_config.enabled = true needs fp8_config.enabled = true"));
     EXPECT_THAT(error_with({"config_kwargs.num_layers_at_end_in_bf16=2"}),

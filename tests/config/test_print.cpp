@@ -52,7 +52,7 @@ TEST(ToYaml, RoundTripKeepsEveryValue) {
         "activation_checkpointing=moe",
         "cuda_graph=on",
         "kernels={route: 'on', permute: '010'}",
-        "fp8_config={enabled: true, fp8_recipe: DelayedScaling, fp8_format: HYBRID}",
+        "fp8_config={enabled: true, fp8_recipe: DelayedScaling, fp8_format: HYBRID, keep_weights: 'on'}",
         "fp8_config.fp8_recipe_kwargs={margin: 1, x.y: [1, a]}",
         "fp8_config.quantized_model_init_kwargs={enabled: true, preserve_high_precision_init_val: true}",
         "layer_precision=[bf16,'null']",

@@ -87,6 +87,100 @@ TEST(Decoder, RecomputationGivesTheSameBitsAndKeepsLess) {
     }
 }
 
+DecoderContext forward_alone(SmallModel& model, const Tensor& loss) {
+    const int64_t tokens = model.run.batch.tokens.numel();
+    model.parameters.begin_step();
+    model.decoder->reset_statistics(model.run);
+    return model.decoder->forward(
+        {.loss = {.token_loss = loss.view().rows(0, tokens), .loss_sum = loss.view().rows(tokens, 1)}},
+        model.run);
+}
+
+// What context.bytes() says is kept, and the gradients.
+std::pair<int64_t, SmallModel::Outcome> kept_and_outcome(const DecoderOptions& o, DType dtype) {
+    SmallModel model(o, dtype);
+    model.set_batch({19, 1, 30}, 3);
+    const auto out = model.step();
+    const Tensor loss = Tensor::zeros("loss", {50 + 1}, DType::F32, model.run.exec);
+    return {forward_alone(model, loss).bytes(), out};
+}
+
+TEST(Decoder, WhatIsMadeAgainHasTheSameBitsAndIsNotKept) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+        for (const ExpertMode mode :
+             {ExpertMode::GroupedLinear, ExpertMode::FusedGroupedMlp, ExpertMode::Loop}) {
+            for (const Recompute recompute : {Recompute::None, Recompute::Moe, Recompute::Attention}) {
+                SCOPED_TRACE(testing::Message() << name(dtype) << ", mode " << static_cast<int>(mode)
+                                                << ", recompute " << static_cast<int>(recompute));
+                DecoderOptions o = SmallModel::options();
+                o.layer.moe.mode = mode;
+                o.layer.recompute = recompute;
+                o.layer.remake = false;
+                const auto [kept_bytes, kept] = kept_and_outcome(o, dtype);
+                o.layer.remake = true;
+                const auto [fewer_bytes, again] = kept_and_outcome(o, dtype);
+                EXPECT_TRUE(same_bits(again.gradients, kept.gradients));
+                EXPECT_EQ(again.loss, kept.loss);
+                // The output of each norm that its module kept, 50 tokens of 32; the two copies of each
+                // token for the experts; an activation of 24 for each copy.
+                const int64_t norm = 50 * 32;
+                int64_t numbers = 2 * norm;
+                if (recompute == Recompute::None && mode != ExpertMode::Loop) numbers += 2 * norm;
+                if (recompute == Recompute::Attention && mode != ExpertMode::Loop) numbers += 2 * norm;
+                if (recompute != Recompute::Moe && mode == ExpertMode::GroupedLinear) numbers += 100 * 24;
+                EXPECT_EQ(kept_bytes - fewer_bytes, 2 * bytes_of(dtype, numbers));
+            }
+        }
+    }
+}
+
+// A jittered input is not what the norm gives.
+TEST(Decoder, AJitteredInputIsKept) {
+    DecoderOptions o = SmallModel::options();
+    o.layer.moe.input_jitter = 0.1f;
+    o.layer.remake = false;
+    const auto kept = outcome(o, DType::BF16);
+    o.layer.remake = true;
+    EXPECT_TRUE(same_bits(outcome(o, DType::BF16).gradients, kept.gradients));
+}
+
+TEST(Decoder, LendingGradientsChangesNoBitAndTakesLess) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+        for (const ExpertMode mode : {ExpertMode::GroupedLinear, ExpertMode::FusedGroupedMlp}) {
+            for (const Recompute recompute : {Recompute::None, Recompute::Full}) {
+                DecoderOptions o = SmallModel::options();
+                o.layers = 4;
+                o.layer.moe.mode = mode;
+                o.layer.recompute = recompute;
+                SmallModel own(o, dtype, dtype), lent(o, dtype, dtype);
+                lent.run.pass.lend_gradients = true;
+                int64_t held[2], in_gradients[2];
+                for (SmallModel* model : {&own, &lent}) {
+                    const int i = model == &lent;
+                    model->set_batch({10, 3, 6}, 3);
+                    const Tensor loss = Tensor::zeros("loss", {19 + 1}, DType::F32, model->run.exec);
+                    const int64_t before = model->pool.report().current_bytes;
+                    const DecoderContext context = forward_alone(*model, loss);
+                    held[i] = model->pool.report().current_bytes - before;
+                    in_gradients[i] = context.lent_bytes();
+                }
+                // Of three of four layers, the pre-activation of 38 rows at least; or each layer's input.
+                const int64_t numbers = recompute == Recompute::None ? 3 * 38 * 48 : 3 * 19 * 32;
+                EXPECT_GE(held[0] - held[1], bytes_of(dtype, numbers));
+                EXPECT_EQ(in_gradients[0], 0);
+                EXPECT_GE(in_gradients[1], held[0] - held[1]);
+                for (int i = 0; i < 2; ++i) {
+                    // The second adds to what is there: nothing is lent.
+                    const auto a = own.step(i == 0), b = lent.step(i == 0);
+                    ASSERT_GT(norm(a.gradients), 0.1);
+                    EXPECT_TRUE(same_bits(a.gradients, b.gradients)) << name(dtype) << " step " << i;
+                    EXPECT_EQ(a.loss, b.loss);
+                }
+            }
+        }
+    }
+}
+
 TEST(Decoder, SameBitsForAnyThreadCount) {
     DecoderOptions o = SmallModel::options();
     o.aux = {.coeff = 0.1f, .z_coeff = 0.01f};

@@ -287,6 +287,77 @@ TEST(LowPrecisionDecoder, AmaxIsTakenOverAllMicroBatches) {
     for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(both[i], std::max(a[i], b[i])) << i;
 }
 
+// One of two ranks; the other sent `others`, or nothing yet and then the same.
+class OneOfTwo : public Communicator {
+  public:
+    std::vector<float> sent, others;
+    int gathers = 0;
+
+    std::string_view backend() const override { return "one of two"; }
+    int rank() const override { return 0; }
+    int size() const override { return 2; }
+    bool capturable() const override { return false; }
+    std::unique_ptr<Communicator> split(int, int, std::string_view) override { return nullptr; }
+    void abort() noexcept override {}
+
+  protected:
+    void do_all_gather(const View& send, const View& receive, Stream, std::string_view) override {
+        ++gathers;
+        sent.assign(send.as<float>(), send.as<float>() + send.numel());
+        if (others.empty()) others = sent;
+        std::copy(sent.begin(), sent.end(), receive.as<float>());
+        std::copy(others.begin(), others.end(), receive.as<float>() + send.numel());
+    }
+    // The router's counts: this rank's alone.
+    void do_all_reduce(const View&, Stream, std::string_view) override {}
+    void do_broadcast(const View&, int, Stream, std::string_view) override { FAIL(); }
+    void do_reduce_scatter(const View&, const View&, Stream, std::string_view) override { FAIL(); }
+    void do_all_to_all(const View&, const View&, Stream, std::string_view) override { FAIL(); }
+    void do_all_to_all_v(const View&, std::span<const int64_t>, const View&, std::span<const int64_t>, Stream,
+                         std::string_view) override {
+        FAIL();
+    }
+    void do_barrier(Stream, std::string_view) override { FAIL(); }
+};
+
+TEST(LowPrecisionDecoder, AmaxIsTakenOverAllRanksAndOfAnExpertOverThoseThatHoldIt) {
+    // The last amaxes of all tensors, by name.
+    const auto history = [](uint64_t seed, Communicator* world, Communicator* expert_ranks) {
+        SmallModel m(options_with("DelayedScaling"));
+        if (world != nullptr) m.run.world = world;
+        m.run.expert_ranks = expert_ranks;
+        m.set_batch({24, 40}, seed);
+        whole_step(m);
+        std::map<std::string, std::vector<float>> all;
+        for (const StateEntry& entry : m.decoder->buffers()) {
+            if (!entry.slice.name.ends_with(".amax_history")) continue;
+            const auto* values = entry.view.as<float>();
+            for (int64_t i = 3; i < entry.view.numel(); i += 4) all[entry.slice.name].push_back(values[i]);
+        }
+        return all;
+    };
+    const auto a = history(5, nullptr, nullptr), b = history(6, nullptr, nullptr);
+    OneOfTwo other, same;
+    EXPECT_EQ(history(6, &other, nullptr), b);
+    EXPECT_EQ(other.gathers, 1);
+    same.others = other.sent;
+    const auto both = history(5, &same, nullptr);
+    const std::unique_ptr<Communicator> alone = make_communicator("self");
+    const auto apart = history(5, &same, alone.get());
+    EXPECT_EQ(same.gathers, 2);
+    int64_t moved = 0;
+    for (const auto& [name, own] : a) {
+        const bool routed = name.find(".moe.") != std::string::npos;
+        for (size_t i = 0; i < own.size(); ++i) {
+            const float most = std::max(own[i], b.at(name)[i]);
+            EXPECT_EQ(both.at(name)[i], most) << name << " " << i;
+            EXPECT_EQ(apart.at(name)[i], routed ? own[i] : most) << name << " " << i;
+            moved += routed && most != own[i];
+        }
+    }
+    EXPECT_GT(moved, 0);
+}
+
 TEST(LowPrecisionDecoder, StatisticsCountWhatQuantizingLoses) {
     DecoderOptions o = options_with("DelayedScaling");
     o.low_precision.statistics = true;

@@ -80,6 +80,25 @@ struct Result {
     }
 };
 
+// `c`: r's own, or a copy of it that backward may overwrite.
+GroupedMlpBackwardArgs backward_of(Mlp& m, Result& r, const View& c, float beta) {
+    return {.options = m.options,
+            .x = m.x.view,
+            .c = c,
+            .gate_up = m.gate_up.view,
+            .down = m.down.view,
+            .scales = m.scales.view,
+            .split_sizes = m.split_sizes(),
+            .dy = m.dy.view,
+            .dx = r.dx.view,
+            .dgate_up = r.dgate_up.view,
+            .ddown = r.ddown.view,
+            .dscales = r.dscales.view,
+            .beta_gate_up = beta,
+            .beta_down = beta,
+            .overwrite_c = c.data != r.c.view.data};
+}
+
 void run_fused(Mlp& m, Result& r, const Exec& exec, float beta = 0) {
     grouped_mlp({.options = m.options,
                  .x = m.x.view,
@@ -90,21 +109,7 @@ void run_fused(Mlp& m, Result& r, const Exec& exec, float beta = 0) {
                  .c = r.c.view,
                  .y = r.y.view},
                 exec);
-    grouped_mlp_backward({.options = m.options,
-                          .x = m.x.view,
-                          .c = r.c.view,
-                          .gate_up = m.gate_up.view,
-                          .down = m.down.view,
-                          .scales = m.scales.view,
-                          .split_sizes = m.split_sizes(),
-                          .dy = m.dy.view,
-                          .dx = r.dx.view,
-                          .dgate_up = r.dgate_up.view,
-                          .ddown = r.ddown.view,
-                          .dscales = r.dscales.view,
-                          .beta_gate_up = beta,
-                          .beta_down = beta},
-                         exec);
+    grouped_mlp_backward(backward_of(m, r, r.c.view, beta), exec);
 }
 
 void run_chain(Mlp& m, Result& r, const Exec& exec, float beta = 0) {
@@ -302,6 +307,24 @@ TEST_F(GroupedMlp, ErrorsNameTheNumbers) {
     m.options.interleave = 4;
     EXPECT_NE(message_of(fused).find("glu_interleave_size = 4 does not divide"), std::string::npos);
     m.options.interleave = 0;
+    run_fused(m, r, exec());
+    // C goes, and nothing else may lie in it: here the last row of dy, the first of dx.
+    Block copy(DType::F32, {30, 12});
+    std::memcpy(copy.memory.data(), r.c.memory.data(), r.c.memory.size());
+    GroupedMlpBackwardArgs over = backward_of(m, r, copy.view.rows(0, 10), 0);
+    const std::vector<char> kept = r.dx.memory;
+    grouped_mlp_backward(over, exec());
+    EXPECT_EQ(r.dx.memory, kept);
+    over.dy = View(copy.view.as<float>() + 9 * 12 + 11, DType::F32, {10, 8});
+    EXPECT_NE(message_of([&] { grouped_mlp_backward(over, exec()); }).find("c may be overwritten, but dy"),
+              std::string::npos);
+    over.dy = m.dy.view;
+    over.c = copy.view.rows(10, 10);
+    over.dx = View(copy.view.as<float>() + 10 * 12 - 10 * 8 + 1, DType::F32, {10, 8});
+    EXPECT_NE(message_of([&] { grouped_mlp_backward(over, exec()); }).find("c may be overwritten, but dx"),
+              std::string::npos);
+    over.dx = View(copy.view.as<float>() + 10 * 12 - 10 * 8, DType::F32, {10, 8});  // right before C
+    grouped_mlp_backward(over, exec());
     m.down.view = m.down.view.columns(0, 5);
     EXPECT_NE(message_of(fused).find("shapes don't fit: x (10, 8)"), std::string::npos);
     EXPECT_NE(message_of([&] {

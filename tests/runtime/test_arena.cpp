@@ -7,6 +7,7 @@
 #include "moebius/base/error.h"
 #include "moebius/runtime/exec.h"
 #include "moebius/runtime/graph.h"
+#include "moebius/runtime/loan_pool.h"
 #include "moebius/runtime/pinned.h"
 #include "moebius/runtime/stream.h"
 #include "moebius/runtime/transfer.h"
@@ -199,6 +200,75 @@ TEST(CountingPool, PredictsWhatAnArenaTakes) {
     run_step(plan, requests, {});
     EXPECT_EQ(plan.report().system_bytes, arena.report().system_bytes);
     EXPECT_EQ(plan.report().peak_bytes, arena.report().peak_bytes);
+}
+
+TEST(CountingPool, SaysWhoHeldWhatAtThePeak) {
+    CountingPool pool;
+    const auto row = [&](const std::string& name) {
+        for (const PoolReport::Row& r : pool.report().rows) {
+            if (r.name == name) return r;
+        }
+        return PoolReport::Row{};
+    };
+    void* const early = pool.allocate("early", 1000, {});
+    pool.release(early, {});
+    void* const a = pool.allocate("a", 300, {});
+    void* const b = pool.allocate("b", 900, {});
+    EXPECT_EQ(row("b").at_peak_bytes, 900) << "while the peak is now";
+    pool.release(b, {});
+    void* const c = pool.allocate("c", 200, {});
+    void* const late = pool.allocate("a", 500, {});
+    EXPECT_EQ(pool.report().peak_bytes, 1200);
+    EXPECT_EQ(row("early").at_peak_bytes, 0);
+    EXPECT_EQ(row("a").at_peak_bytes, 300);
+    EXPECT_EQ(row("a").peak_bytes, 800);
+    EXPECT_EQ(row("b").at_peak_bytes, 900);
+    EXPECT_EQ(row("c").at_peak_bytes, 0);
+    const std::vector<PoolReport::Row> largest = pool.report().at_peak(1);
+    ASSERT_EQ(largest.size(), 1u);
+    EXPECT_EQ(largest[0].name, "b");
+    for (void* block : {a, c, late}) pool.release(block, {});
+}
+
+TEST(LoanPool, GivesWhatFitsAndElseAsksUpstream) {
+    HostArena own;
+    alignas(kCudaAlignment) static char memory[4096];
+    LoanPool pool(own, stream_of(1));
+    const auto lies_in = [&](void* data, size_t begin, size_t bytes) {
+        const char* at = static_cast<char*>(data);
+        return at >= memory + begin && at < memory + begin + bytes;
+    };
+    void* const before = pool.allocate("a", 256, stream_of(1));
+    EXPECT_EQ(own.report().current_bytes, 256) << "nothing is lent yet";
+    pool.lend(1, memory + 1, 1024);  // whole steps of 256: three
+    pool.lend(2, memory + 2048, 2048);
+    void* const large = pool.allocate("b", 1500, stream_of(1));
+    EXPECT_TRUE(lies_in(large, 2048, 1));
+    void* const small = pool.allocate("c", 500, stream_of(1));
+    EXPECT_TRUE(lies_in(small, 2048 + 1536, 1)) << "the block that fits best";
+    void* const other = pool.allocate("d", 600, stream_of(1));
+    EXPECT_TRUE(lies_in(other, 256, 1));
+    EXPECT_EQ(own.report().current_bytes, 256);
+    void* const beyond = pool.allocate("e", 256, stream_of(1));
+    EXPECT_EQ(own.report().current_bytes, 512) << "the ranges are full";
+    EXPECT_DEATH(pool.take_back(2), "is in use");
+    pool.release(large, stream_of(1));
+    EXPECT_DEATH(pool.take_back(2), "is in use");
+    pool.release(small, stream_of(1));
+    void* const whole = pool.allocate("f", 2048, stream_of(1));
+    EXPECT_TRUE(lies_in(whole, 2048, 1)) << "neighbours merged";
+    pool.release(whole, stream_of(1));
+    pool.take_back(2);
+    void* const later = pool.allocate("g", 2048, stream_of(1));
+    EXPECT_FALSE(lies_in(later, 0, sizeof memory));
+    pool.release(other, stream_of(1));
+    void* const elsewhere = pool.allocate("h", 256, stream_of(2));
+    EXPECT_FALSE(lies_in(elsewhere, 0, sizeof memory)) << "another stream";
+    pool.take_back(1);
+    EXPECT_EQ(pool.peak_bytes(), 1536 + 512 + 768);
+    for (void* block : {before, beyond, later}) pool.release(block, stream_of(1));
+    pool.release(elsewhere, stream_of(2));
+    EXPECT_EQ(own.report().current_bytes, 0);
 }
 
 TEST(HostArena, GrowsInOneRange) {

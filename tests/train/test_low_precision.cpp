@@ -118,6 +118,30 @@ TEST_F(LowPrecisionRun, AGraphAndNoGraphGiveTheSameBits) {
     }
 }
 
+// With one micro-batch a step a GPU does not keep quantized weights.
+TEST_F(LowPrecisionRun, KeptWeightsAndThoseQuantizedForEachUseGiveTheSameBits) {
+    for (size_t r = 0; r < kRecipes.size(); ++r) {
+        for (const std::string micro_batches : {"1", "2"}) {
+            const std::vector<std::string> shared = {"grad_acc_steps=" + micro_batches, "num_train_steps=3"};
+            const std::string both = name(r) + "_" + micro_batches;
+            const bool kept = micro_batches == "2" || test_device() == "cpu";
+            run(overrides(both + "auto", keys(r, shared)));
+            EXPECT_EQ(notes().find("quantized weights take") != std::string::npos, kept) << notes();
+            run(overrides(both + "other",
+                          keys(r, with(shared, {std::string("fp8_config.keep_weights=") +
+                                                (kept ? "off" : "on")}))));
+            EXPECT_EQ(notes().find("quantized for each use") != std::string::npos, kept) << notes();
+            EXPECT_TRUE(tensors(both + "auto", 3) == tensors(both + "other", 3)) << both;
+        }
+    }
+    // A run may go on the other way.
+    run(overrides("goes_on", keys(0, {"num_train_steps=3"})));
+    run(overrides("goes_on", keys(0, {"fp8_config.keep_weights=off"})));
+    EXPECT_THAT(notes(), testing::Not(HasSubstr("keep_weights:")));
+    run(overrides("whole", keys(0)));
+    EXPECT_TRUE(tensors("goes_on", 6) == tensors("whole", 6));
+}
+
 // Two ways through the same codes: only sums may differ in order.
 TEST_F(LowPrecisionRun, AllExpertModesLearnTheSame) {
     std::vector<const char*> modes = {"grouped_linear", "fused_grouped_mlp"};

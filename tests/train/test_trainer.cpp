@@ -272,14 +272,21 @@ TEST_F(Trainer, AGraphAndNoGraphGiveTheSameBits) {
         GTEST_SKIP() << "graphs are CUDA's";
     }
     for (const char* dtype : {"fp32", "bf16"}) {
-        const std::string dtype_key = std::string("dtype=") + dtype, name = dtype;
-        for (const char* mode : {"on", "off"}) {
-            run(overrides(name + mode, {dtype_key, std::string("cuda_graph=") + mode,
-                                        "validation.enabled=true", "validation.fraction=0.2",
-                                        "validation.eval_interval=2", "validation.num_batches=2"}));
-        }
-        for (const int step : {3, 6}) {
-            EXPECT_TRUE(tensors(name + "on", step) == tensors(name + "off", step)) << dtype << " " << step;
+        // With one micro-batch a step, what is kept lies in gradients' memory.
+        for (const char* micro_batches : {"1", "2"}) {
+            const std::string dtype_key = std::string("dtype=") + dtype,
+                              name = std::string(dtype) + micro_batches;
+            for (const char* mode : {"on", "off"}) {
+                run(overrides(name + mode,
+                              {dtype_key, std::string("cuda_graph=") + mode,
+                               std::string("grad_acc_steps=") + micro_batches, "validation.enabled=true",
+                               "validation.fraction=0.2", "validation.eval_interval=2",
+                               "validation.num_batches=2"}));
+            }
+            for (const int step : {3, 6}) {
+                EXPECT_TRUE(tensors(name + "on", step) == tensors(name + "off", step))
+                    << name << " " << step;
+            }
         }
     }
 }
@@ -312,6 +319,7 @@ TEST_F(Trainer, StopFlagSavesAndTheRunGoesOn) {
 TEST_F(Trainer, WritesConfigurationRunAndMetrics) {
     run(overrides("run", {"validation.enabled=true", "validation.fraction=0.2", "validation.eval_interval=2",
                           "validation.num_batches=2"}));
+    EXPECT_THAT(sink_.notes, testing::Contains(HasSubstr("memory of the step when it is most, in MiB: ")));
     const auto record = nlohmann::json::parse(read(folder_ / "run" / "run.json"));
     EXPECT_EQ(record["num_train_steps"], 6);
     EXPECT_EQ(record["inputs"][0]["bytes"], fs::file_size(folder_ / "genome.fa"));

@@ -15,32 +15,35 @@ using precision::Role;
 using precision::Use;
 
 struct FusedContext : Context {
-    Tensor x, c, scales, split_sizes;
+    Kept x;
+    Tensor c, scales, split_sizes;
     std::shared_ptr<const Recipe> recipe;  // with it low_x and activation, column-wise, in the place of x
     Quantized low_x, activation;
     int64_t bytes() const override {
-        return (recipe ? low_x.bytes() + activation.bytes() : x.view().bytes()) + c.view().bytes();
+        return (recipe ? low_x.bytes() + activation.bytes() : x.bytes()) + c.view().bytes();
     }
 };
 
 // Experts' rows (M, columns) that the op quantizes itself, by the rule of the tensor whose place they take.
+// Each direction goes on its own; what is kept until backward is the column-wise one.
 struct Made {
-    Quantized codes;
+    Quantized row, column;
     ops::QuantizeTarget target;
 
     Made(const char* name, Role role, const LowPrecisionLinear& linear, const Recipe& recipe,
-         const MatrixShape& matrix, bool column, const Run& run) {
+         const MatrixShape& matrix, bool both, const Run& run) {
         const precision::TensorRule& rule = recipe.tensor(role);
-        codes = Quantized::empty(name,
-                                 {.element = rule.element,
-                                  .scale = recipe.scale,
-                                  .power_of_two = rule.power_of_two,
-                                  .column = column,
-                                  .matrix = matrix},
-                                 run.exec);
+        QuantizedSpec spec{.element = rule.element,
+                           .scale = recipe.scale,
+                           .power_of_two = rule.power_of_two,
+                           .matrix = matrix};
+        row = Quantized::empty(name, spec, run.exec);
+        spec.row = false;
+        spec.column = true;
+        if (both) column = Quantized::empty(name, spec, run.keeping());
         const TensorState state = linear.tensor(role, recipe, run);
-        target = {.row = codes.row(),
-                  .column = codes.column(),
+        target = {.row = row.row(),
+                  .column = column.column(),
                   .rule = {.amax_epsilon = rule.amax_epsilon,
                            .scale = state.scale,
                            .observed_amax = state.observed_amax,
@@ -64,7 +67,8 @@ class FusedGroupedMlp : public Fusible {
         Tensor y = Tensor::empty("grouped_mlp.y", {rows, down_.options().out_features}, run.dtype, run.exec);
         Tensor c;
         if (run.pass.save) {
-            c = Tensor::empty("grouped_mlp.c", {rows, gate_up_.options().out_features}, run.dtype, run.exec);
+            c = Tensor::empty("grouped_mlp.c", {rows, gate_up_.options().out_features}, run.dtype,
+                              run.keeping());
         }
         ops::grouped_mlp({.options = glu_.options(),
                           .x = x.high,
@@ -77,7 +81,7 @@ class FusedGroupedMlp : public Fusible {
                          run.exec);
         if (!run.pass.save) return {{y}, nullptr};
         auto context = std::make_unique<FusedContext>();
-        context->x = x.high;
+        context->x = Kept(x);
         context->c = c;
         context->scales = extra[1];
         context->split_sizes = extra[0];
@@ -87,10 +91,11 @@ class FusedGroupedMlp : public Fusible {
     FusibleBackward backward(ContextPtr opaque, Activation dy, Run& run) override {
         const auto context = take<FusedContext>(std::move(opaque));
         if (context->recipe) return backward_quantized(*context, dy, run);
-        Tensor dx = Tensor::empty("grouped_mlp.dx", context->x.shape(), run.dtype, run.exec);
+        const Tensor x = context->x.get(run);
+        Tensor dx = Tensor::empty("grouped_mlp.dx", x.shape(), run.dtype, run.exec);
         Tensor dscales = Tensor::empty("grouped_mlp.dscales", {dx.shape()[0]}, DType::F32, run.exec);
         ops::grouped_mlp_backward({.options = glu_.options(),
-                                   .x = context->x,
+                                   .x = x,
                                    .c = context->c,
                                    .gate_up = gate_up_.weight()->value,
                                    .down = down_.weight()->value,
@@ -102,7 +107,8 @@ class FusedGroupedMlp : public Fusible {
                                    .ddown = down_.weight()->main_grad,
                                    .dscales = dscales,
                                    .beta_gate_up = gate_up_.weight()->take_fresh(),
-                                   .beta_down = down_.weight()->take_fresh()},
+                                   .beta_down = down_.weight()->take_fresh(),
+                                   .overwrite_c = true},
                                   run.exec);
         return {{dx}, {Tensor(), dscales, Tensor()}};
     }
@@ -117,7 +123,8 @@ class FusedGroupedMlp : public Fusible {
         const int64_t rows = x.rows();
         Tensor y = Tensor::empty("grouped_mlp.y", {rows, down_.options().out_features}, run.dtype, exec);
         auto context = std::make_unique<FusedContext>();
-        context->c = Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, exec);
+        context->c =
+            Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, run.keeping());
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
         context->low_x = low_gate_up.input(x, extra[0], recipe, {.row = true, .column = run.pass.save}, run);
         const Quantized gate_up = low_gate_up.weight(Direction::Row, recipe, run),
@@ -138,8 +145,7 @@ class FusedGroupedMlp : public Fusible {
         if (!run.pass.save) return {{y}, nullptr};
         context->recipe = run.recipe;
         context->low_x.drop(Direction::Row);
-        context->activation = std::move(activation.codes);
-        context->activation.drop(Direction::Row);
+        context->activation = std::move(activation.column);
         context->scales = extra[1];
         context->split_sizes = extra[0];
         return {{y}, std::move(context)};
@@ -149,35 +155,51 @@ class FusedGroupedMlp : public Fusible {
         const Recipe& recipe = *context.recipe;
         const Exec& exec = run.exec;
         const int64_t rows = dy.rows();
-        Tensor dx = Tensor::empty("grouped_mlp.dx", {rows, gate_up_.options().in_features}, run.dtype, exec);
-        Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, exec);
+        const Tensor& split_sizes = context.split_sizes;
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
-        const Quantized low_dy =
-            low_down.grad_output(dy, context.split_sizes, recipe, {.row = true, .column = true}, run);
-        const Quantized gate_up = low_gate_up.weight(Direction::Column, recipe, run),
-                        down = low_down.weight(Direction::Column, recipe, run);
-        const Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()},
-                      true, run);
-        ops::grouped_mlp_quantized_backward({.options = glu_.options(),
-                                             .x = context.low_x.column(),
-                                             .activation = context.activation.column(),
-                                             .gate_up = gate_up.column(),
-                                             .down = down.column(),
-                                             .dy = low_dy.row(),
-                                             .dy_column = low_dy.column(),
-                                             .c = context.c,
-                                             .scales = context.scales,
-                                             .split_sizes = context.split_sizes,
-                                             .dc = dc.target,
-                                             .dx = dx,
-                                             .dgate_up = gate_up_.weight()->main_grad,
-                                             .ddown = down_.weight()->main_grad,
-                                             .dscales = dscales,
-                                             .beta_gate_up = gate_up_.weight()->take_fresh(),
-                                             .beta_down = down_.weight()->take_fresh(),
-                                             .fast_dgrad = recipe.fast(Use::Dgrad),
-                                             .fast_wgrad = recipe.fast(Use::Wgrad)},
-                                            exec);
+        // Codes that nobody keeps are made when they are read.
+        const bool whole = low_gate_up.keeps_weight(recipe);
+        Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, exec);
+        Quantized low_dy = low_down.grad_output(dy, split_sizes, recipe, {.row = true, .column = true}, run);
+        Quantized down = low_down.weight(Direction::Column, recipe, run);
+        Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()}, true, run);
+        ops::GroupedMlpQuantizedBackwardArgs args{.options = glu_.options(),
+                                                  .activation = context.activation.column(),
+                                                  .down = down.column(),
+                                                  .dy = low_dy.row(),
+                                                  .dy_column = low_dy.column(),
+                                                  .c = context.c,
+                                                  .scales = context.scales,
+                                                  .split_sizes = split_sizes,
+                                                  .dc = dc.target,
+                                                  .ddown = down_.weight()->main_grad,
+                                                  .dscales = dscales,
+                                                  .beta_down = down_.weight()->take_fresh(),
+                                                  .fast_dgrad = recipe.fast(Use::Dgrad),
+                                                  .fast_wgrad = recipe.fast(Use::Wgrad),
+                                                  .overwrite_c = true};
+        const auto make_dx = [&] {
+            return Tensor::empty("grouped_mlp.dx", {rows, gate_up_.options().in_features}, run.dtype, exec);
+        };
+        Tensor dx;
+        if (whole) {
+            dx = make_dx();
+            const Quantized gate_up = low_gate_up.weight(Direction::Column, recipe, run);
+            args.x = context.low_x.column();
+            args.gate_up = gate_up.column();
+            args.dx = dx;
+            args.dgate_up = gate_up_.weight()->main_grad;
+            args.beta_gate_up = gate_up_.weight()->take_fresh();
+            ops::grouped_mlp_quantized_backward(args, exec);
+        } else {
+            ops::grouped_mlp_quantized_backward(args, exec);
+            low_dy = down = context.activation = {};
+            context.c.reset();
+            low_gate_up.wgrad(dc.column, context.low_x, split_sizes, recipe, run);
+            dc.column = context.low_x = {};
+            dx = make_dx();
+            low_gate_up.dgrad(dc.row, split_sizes, dx, recipe, run);
+        }
         return {{dx}, {Tensor(), dscales, Tensor()}};
     }
 

@@ -44,8 +44,10 @@ void scaled_glu_then_quantize(const ScaledGluQuantizeArgs& a, const Exec& outer)
 
 void scaled_glu_backward_then_quantize(const ScaledGluBackwardQuantizeArgs& a, const Exec& outer) {
     const Exec exec = without_cost(outer);
-    const Scratch memory("glu_quantize.dx", static_cast<size_t>(bytes_of(a.x.dtype, a.x.numel())), exec);
-    const View dx(memory.as<void>(), a.x.dtype, a.x.shape);
+    // The kernel reads each element of x before it writes its gradient.
+    const Scratch memory("glu_quantize.dx",
+                         a.overwrite_x ? 0 : static_cast<size_t>(bytes_of(a.x.dtype, a.x.numel())), exec);
+    const View dx = a.overwrite_x ? a.x : View(memory.as<void>(), a.x.dtype, a.x.shape);
     scaled_glu_backward({.options = a.options,
                          .x = a.x,
                          .scales = a.scales,

@@ -26,6 +26,7 @@ struct ScaledGluBackwardQuantizeArgs {
     View dy;                      // (M, I) of x's type
     QuantizeTarget dx;            // (M, 2I) of E experts, out
     View dscales;                 // (M) f32, optional
+    bool overwrite_x = false;     // x may be used as scratch: what it then holds is not said
 };
 void scaled_glu_backward_quantize(const ScaledGluBackwardQuantizeArgs& args, const Exec& exec);
 Cost cost(const ScaledGluBackwardQuantizeArgs& args);

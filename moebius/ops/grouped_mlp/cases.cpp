@@ -3,6 +3,7 @@
 #include "moebius/ops/case.h"
 #include "moebius/ops/grouped_mlp/grouped_mlp.h"
 #include "moebius/ops/swiglu/cases_reference.h"
+#include "moebius/runtime/transfer.h"
 
 namespace moebius::ops {
 namespace {
@@ -14,6 +15,7 @@ struct Problem {
     int64_t hidden = 0, intermediate = 0;
     GluOptions options;
     bool scales = true, keeps_c = true, accumulate = false;
+    bool overwrite = false;  // backward may write dC over C
     int64_t padding = 0;
 
     int64_t experts() const { return static_cast<int64_t>(splits.sizes.size()); }
@@ -41,6 +43,7 @@ std::string name_of(const Problem& p) {
                                    {!p.keeps_c, ".without_c"},
                                    {p.grad == DType::BF16, ".bf16_gradients"},
                                    {p.accumulate, ".add"},
+                                   {p.overwrite, ".over_c"},
                                    {p.padding > 0, ".strided"},
                                    {p.index == DType::I32, ".i32"}}) {
         if (on) text += word;
@@ -275,6 +278,20 @@ GroupedMlpBackwardArgs backward_args(const Problem& p, const Views& v) {
             .beta_down = beta};
 }
 
+// On a copy of C where that may be overwritten, so that the case may run again.
+void run_backward(const Problem& p, const Views& v, const Exec& exec) {
+    GroupedMlpBackwardArgs args = backward_args(p, v);
+    const int64_t elements = args.c.size(0) == 0 ? 0 : (args.c.size(0) - 1) * args.c.stride[0] + args.c.size(1);
+    const auto bytes = static_cast<size_t>(bytes_of(p.dtype, elements));
+    const Scratch c("case.c", p.overwrite ? bytes : 0, exec);
+    if (p.overwrite) {
+        copy(c.as<void>(), args.c.data, bytes, exec);
+        args.c.data = c.as<void>();
+        args.overwrite_c = true;
+    }
+    grouped_mlp_backward(args, exec);
+}
+
 Case backward_case(const Problem& p) {
     Case c;
     c.op = "grouped_mlp_backward";
@@ -321,7 +338,7 @@ Case backward_case(const Problem& p) {
                              .written = below(p.rows()),
                              .roundings = p.hidden + p.intermediate});
     }
-    c.run = [=](const Views& v, const Exec& exec) { grouped_mlp_backward(backward_args(p, v), exec); };
+    c.run = [=](const Views& v, const Exec& exec) { run_backward(p, v, exec); };
     set_reference(c, [=](auto& h) {
         for (const char* name : {"dgate_up", "ddown"}) {
             if (!p.accumulate) std::fill(h[name].values.begin(), h[name].values.end(), 0);
@@ -404,6 +421,9 @@ void aligned_cases(std::vector<Case>& cases) {
         p.accumulate = accumulate;
         cases.push_back(backward_case(p));
     }
+    p.overwrite = true;
+    cases.push_back(backward_case(p));
+    p.overwrite = false;
     p.grad = DType::F32;
     p.padding = 8;
     p.index = DType::I32;
@@ -421,11 +441,25 @@ void aligned_cases(std::vector<Case>& cases) {
     p = {.dtype = DType::BF16, .splits = {"many_tiles", {12000, 0, 9, 5400, 65}, 17480}};
     p.hidden = p.intermediate = 8;
     cases.push_back(forward_case(p));
-    cases.push_back(backward_case(p));
+    for (const bool overwrite : {false, true}) {
+        p.overwrite = overwrite;
+        cases.push_back(backward_case(p));
+    }
+    // Rows whose columns of two tiles share a cache line, and gaps between rows.
+    p = {.dtype = DType::BF16, .splits = {"tiles", {130, 0, 9}, 150}, .hidden = 72, .intermediate = 520};
+    p.overwrite = true;
+    p.padding = 8;
+    for (const GluKind kind : {GluKind::SwiGlu, GluKind::ClampedQuickGeGlu}) {
+        p.options.kind = kind;
+        cases.push_back(backward_case(p));
+    }
     for (const NamedSplits& splits : edge_splits()) {
         p = {.dtype = DType::BF16, .splits = splits, .hidden = 40, .intermediate = 24};
         cases.push_back(forward_case(p));
         cases.push_back(backward_case(p));
+        p.overwrite = true;
+        cases.push_back(backward_case(p));
+        p.overwrite = false;
         p.grad = DType::BF16;
         for (const bool accumulate : {false, true}) {
             p.accumulate = accumulate;
@@ -472,6 +506,9 @@ void grouped_mlp_cases(std::vector<Case>& cases) {
             p.keeps_c = p.accumulate = p.scales = false;
             p.options = {.kind = GluKind::ClampedQuickGeGlu};
             cases.push_back(forward_case(p));
+            cases.push_back(backward_case(p));
+            p.overwrite = true;
+            p.options.interleave = 9;
             cases.push_back(backward_case(p));
         }
     }

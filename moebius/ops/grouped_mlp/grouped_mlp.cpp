@@ -74,6 +74,32 @@ void check_dense(const char* op, std::initializer_list<View> views) {
     }
 }
 
+// From the first byte to past the last; rows may have gaps.
+std::pair<const char*, const char*> extent(const View& view) {
+    const char* const begin = static_cast<const char*>(view.data);
+    int64_t last = 0;
+    for (int axis = 0; axis < view.rank(); ++axis) {
+        if (view.size(axis) == 0) return {begin, begin};
+        last += (view.size(axis) - 1) * view.stride[static_cast<size_t>(axis)];
+    }
+    return {begin, begin + bytes_of(view.dtype, last + 1)};
+}
+
+// C, which will be overwritten, against all that is read or written beside it.
+void check_apart(const View& c, const GroupedMlpBackwardArgs& a) {
+    const auto [begin, end] = extent(c);
+    const std::pair<const char*, const View*> others[] = {
+        {"x", &a.x},   {"gate_up", &a.gate_up},   {"down", &a.down},   {"scales", &a.scales},
+        {"dy", &a.dy}, {"dgate_up", &a.dgate_up}, {"ddown", &a.ddown}, {"dscales", &a.dscales},
+        {"dx", &a.dx}, {"split_sizes", &a.split_sizes}};
+    for (const auto& [name, view] : others) {
+        if (!*view) continue;
+        const auto [first, past] = extent(*view);
+        if (first < end && begin < past)
+            throw Error(fmt::format("grouped_mlp_backward: c may be overwritten, but {} lies in it", name));
+    }
+}
+
 void validate(const GroupedMlpArgs& a) {
     check_shared(a, shared_fit(a) && a.y.shape == a.x.shape, "grouped_mlp");
     check_dense("grouped_mlp", {a.x, a.gate_up, a.down, a.c, a.y});
@@ -92,6 +118,7 @@ void validate(const GroupedMlpBackwardArgs& a) {
                       "grouped_mlp_backward: gradients of weights are f32 or bf16, not ", name(view->dtype));
     }
     MOEBIUS_CHECK(!a.dscales || (a.dscales.dtype == DType::F32 && a.dscales.contiguous()));
+    if (a.overwrite_c) check_apart(a.c, a);
     for (const float beta : {a.beta_gate_up, a.beta_down}) MOEBIUS_CHECK(beta == 0 || beta == 1, beta);
 }
 

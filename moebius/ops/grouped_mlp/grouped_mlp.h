@@ -36,6 +36,9 @@ struct GroupedMlpBackwardArgs {
                                                     // gradient in fp32, rounded once
     View dscales;                                   // (M) f32 out, optional
     float beta_gate_up = 0, beta_down = 0;          // as GroupedGemmArgs::beta
+    // dC may be written over C: each element is read before its gradient takes its place. What c then holds
+    // is not said.
+    bool overwrite_c = false;
 };
 void grouped_mlp_backward(const GroupedMlpBackwardArgs& args, const Exec& exec);
 Cost cost(const GroupedMlpBackwardArgs& args);

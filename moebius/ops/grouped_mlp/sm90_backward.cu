@@ -1,6 +1,7 @@
 // Backward on Hopper: the down product's dgrad, whose finishing warps read C and write dC, the activation
 // once more and its part of the scales' gradient; then both weights' gradients and the gate-up product's
-// dgrad. Scratch: dC (M, 2I), the activation (M, I), and a float a row and 256 columns of I.
+// dgrad. Scratch: dC (M, 2I) unless it may be written over C, the activation (M, I), and a float a row and 256
+// columns of I.
 #include "moebius/ops/grouped_mlp/cuda.h"
 #include "moebius/ops/grouped_mlp/sm90.h"
 #include "moebius/ops/grouped_mlp/sm90_finish.cuh"
@@ -11,6 +12,25 @@ namespace moebius::ops::sm90 {
 namespace {
 
 using DownTraits = ProductTraits<false, true, false, false>;
+
+// As ptx::load_ahead_if, of memory that this thread alone may write afterwards: not by the way of read-only
+// data.
+__device__ __forceinline__ Eight load_own_if(bool exists, const void* address) {
+    uint4 value;
+    asm volatile(
+        "{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.b32 exists, %5, 0;\n"
+        "mov.b32 %0, 0;\n"
+        "mov.b32 %1, 0;\n"
+        "mov.b32 %2, 0;\n"
+        "mov.b32 %3, 0;\n"
+        "@exists ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+        : "l"(address), "r"(static_cast<int>(exists)));
+    return value;
+}
 
 // The sums are the activation's gradient, rounded as the unfused chain stores it.
 template <bool kClamped>
@@ -31,15 +51,16 @@ struct FinishGluBackward : PlainEpilogue {
     };
 
     // A warp a row. C comes from global memory: to L2 while the tile is still multiplied, to registers some
-    // rows ahead. Registers of a load under way are not moved: that would wait for it.
+    // rows ahead. Registers of a load under way are not moved: that would wait for it. dC may be C: eight
+    // columns of a row are read and written by one thread alone, and what it writes is made of what it read.
     __device__ static void finish(const Args& args, const StagedTile& tile) {
         constexpr int kAhead = 2;  // rows
         const int column = tile.column + 8 * tile.lane;
         const bool exists = column < args.columns;
         const auto load = [&](int row) {
             const bool there = exists && row < tile.rows;
-            return Pair{ptx::load_ahead_if(there, args.gate.at(tile.row + row, column)),
-                        ptx::load_ahead_if(there, args.up.at(tile.row + row, column))};
+            return Pair{load_own_if(there, args.gate.at(tile.row + row, column)),
+                        load_own_if(there, args.up.at(tile.row + row, column))};
         };
         Pair ahead[kAhead];
 #pragma unroll
@@ -169,16 +190,18 @@ void grouped_mlp_backward(const GroupedMlpBackwardArgs& a, const Exec& outer) {
     const auto bytes = [&](int64_t columns) {
         return static_cast<size_t>(bytes_of(DType::BF16, rows * columns));
     };
-    const Scratch wide("grouped_mlp.dc", bytes(2 * intermediate), exec);
-    const Scratch narrow("grouped_mlp.activation", bytes(intermediate), exec);
-    const View dc(wide.as<void>(), DType::BF16, {rows, 2 * intermediate});
-    const View activation(narrow.as<void>(), DType::BF16, {rows, intermediate});
-    if (rows > 0 && a.options.kind == GluKind::SwiGlu) {
-        down_dgrad<false>(a, dc, activation, exec);
-    } else if (rows > 0) {
-        down_dgrad<true>(a, dc, activation, exec);
+    const cuda::GradientOfC dc(a, exec);
+    {
+        const Scratch narrow("grouped_mlp.activation", bytes(intermediate), exec);
+        const View activation(narrow.as<void>(), DType::BF16, {rows, intermediate});
+        if (rows > 0 && a.options.kind == GluKind::SwiGlu) {
+            down_dgrad<false>(a, dc, activation, exec);
+        } else if (rows > 0) {
+            down_dgrad<true>(a, dc, activation, exec);
+        }
+        cuda::gradient_of_down(a, activation, exec);
     }
-    cuda::gradients_from_dc(a, dc, activation, exec);
+    cuda::gradients_from_dc(a, dc, exec);
 }
 
 }  // namespace moebius::ops::sm90

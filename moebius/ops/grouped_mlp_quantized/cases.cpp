@@ -2,9 +2,11 @@
 #include <numeric>
 
 #include "moebius/ops/case.h"
+#include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 #include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
 #include "moebius/ops/quantize/cases_codes.h"
 #include "moebius/ops/swiglu/cases_reference.h"
+#include "moebius/runtime/transfer.h"
 #include "moebius/tensor/quantized.h"
 
 namespace moebius::ops {
@@ -19,6 +21,7 @@ struct Problem {
     GluOptions options;
     bool power_of_two = true, given = false;  // given: Tensor scales of what the op makes, from outside
     bool scales = true, accumulate = false, fast = false;
+    bool overwrite = false;     // backward may use C as scratch, and ends with dC
     bool weights_kept = false;  // bench: the weights' codes are there
     bool bench = false;
 
@@ -46,6 +49,7 @@ std::string name_of(const Problem& p) {
                                    {p.grad == DType::BF16, ".bf16_gradients"},
                                    {p.accumulate, ".add"},
                                    {p.fast, ".fast"},
+                                   {p.overwrite, ".over_c"},
                                    {p.weights_kept, ".weights_kept"},
                                    {p.index == DType::I32, ".i32"}}) {
         if (on) text += word;
@@ -359,29 +363,58 @@ void run_backward(const Problem& p, const Views& v, const Exec& exec, const Chan
         gate_up = make.weight(in.gate_up, false, true);
         down = make.weight(in.down, false, true);
     }
+    // A copy, so that the case may run again.
+    View c = v["c"];
+    const auto bytes = static_cast<size_t>(c.bytes());
+    const Scratch copied("case.c", p.overwrite ? bytes : 0, exec);
+    if (p.overwrite) {
+        copy(copied.as<void>(), c.data, bytes, exec);
+        c.data = copied.as<void>();
+    }
     const Direction down_rows = Direction::Column;
     const float beta = p.accumulate ? 1 : 0;
-    grouped_mlp_quantized_backward(
-        {.options = in.options,
-         .x = p.bench ? kept_x(p).operand(p, v) : x.column(),
-         .activation = p.bench ? kept_activation(p).operand(p, v) : activation.column(),
-         .gate_up = p.weights_kept ? kept_gate_up(p, down_rows).operand(p, v) : gate_up.column(),
-         .down = p.weights_kept ? kept_down(p, down_rows).operand(p, v) : down.column(),
-         .dy = dy.row(),
-         .dy_column = dy.column(),
-         .c = v["c"],
-         .scales = in.scales,
-         .split_sizes = in.split_sizes,
-         .dc = {.row = dc.row(), .column = dc.column(), .rule = rule},
-         .dx = v["dx"],
-         .dgate_up = v["dgate_up"],
-         .ddown = v["ddown"],
-         .dscales = v["dscales"],
-         .beta_gate_up = beta,
-         .beta_down = beta,
-         .fast_dgrad = p.fast,
-         .fast_wgrad = p.fast},
-        exec);
+    GroupedMlpQuantizedBackwardArgs args{
+        .options = in.options,
+        .x = p.bench ? kept_x(p).operand(p, v) : x.column(),
+        .activation = p.bench ? kept_activation(p).operand(p, v) : activation.column(),
+        .gate_up = p.weights_kept ? kept_gate_up(p, down_rows).operand(p, v) : gate_up.column(),
+        .down = p.weights_kept ? kept_down(p, down_rows).operand(p, v) : down.column(),
+        .dy = dy.row(),
+        .dy_column = dy.column(),
+        .c = c,
+        .scales = in.scales,
+        .split_sizes = in.split_sizes,
+        .dc = {.row = dc.row(), .column = dc.column(), .rule = rule},
+        .dx = v["dx"],
+        .dgate_up = v["dgate_up"],
+        .ddown = v["ddown"],
+        .dscales = v["dscales"],
+        .beta_gate_up = beta,
+        .beta_down = beta,
+        .fast_dgrad = p.fast,
+        .fast_wgrad = p.fast,
+        .overwrite_c = p.overwrite};
+    if (!p.overwrite) return grouped_mlp_quantized_backward(args, exec);
+    // It ends with dC, and somebody else goes on.
+    const GroupedMlpQuantizedBackwardArgs all = args;
+    args.x = args.gate_up = {};
+    args.dx = args.dgate_up = {};
+    grouped_mlp_quantized_backward(args, exec);
+    grouped_gemm_quantized({.kind = GemmKind::Wgrad,
+                            .a = dc.column(),
+                            .b = all.x,
+                            .out = all.dgate_up,
+                            .split_sizes = in.split_sizes,
+                            .beta = beta,
+                            .fast_accumulation = p.fast},
+                           exec);
+    grouped_gemm_quantized({.kind = GemmKind::Dgrad,
+                            .a = dc.row(),
+                            .b = all.gate_up,
+                            .out = all.dx,
+                            .split_sizes = in.split_sizes,
+                            .fast_accumulation = p.fast},
+                           exec);
 }
 
 // ---- Mutants ---------------------------------------------------------------------------------------------
@@ -623,6 +656,8 @@ void grouped_mlp_quantized_cases(std::vector<Case>& cases) {
         p.options = {.kind = GluKind::ClampedQuickGeGlu};
         p.accumulate = true;
         add(cases, p);
+        p.overwrite = true;
+        cases.push_back(backward_case(p));
     }
     add_bench(cases);
 }

@@ -86,11 +86,12 @@ void grouped_mlp_quantized_backward(const GroupedMlpQuantizedBackwardArgs& a, co
                                       .split_sizes = a.split_sizes,
                                       .dy = dactivation,
                                       .dx = a.dc,
-                                      .dscales = a.dscales},
+                                      .dscales = a.dscales,
+                                      .overwrite_x = a.overwrite_c},
                                      exec);
     }
     down_gradient(a, exec);
-    gradients_from_dc(a, exec);
+    if (a.gate_up) gradients_from_dc(a, exec);
 }
 
 }  // namespace moebius::ops::composed

@@ -56,6 +56,7 @@ void check_shared(const Args& a, const char* op, const Operand& x, std::initiali
                   const QuantizeTarget& target) {
     const ScaleKind kind = x.format.scale;
     for (const Operand* operand : {&a.gate_up, &a.down, &target.row}) {
+        if (!*operand && operand == &a.gate_up) continue;  // backward alone may lack it
         if (operand->format.scale != kind || kind == ScaleKind::None) {
             throw Error(fmt::format("{} takes operands with one kind of scales, not {} and {}", op,
                                     name(kind), name(operand->format.scale)));
@@ -107,15 +108,21 @@ void validate(const Forward& a) {
 void validate(const Backward& a) {
     constexpr const char* kOp = "grouped_mlp_quantized_backward";
     if (!ranks_fit(a)) throw_misfit(kOp, a.x, a.gate_up, a.down, a.c);
-    check_shared(a, kOp, a.x, {a.dx}, a.dc);
+    if (a.gate_up) {
+        check_shared(a, kOp, a.dy, {a.dx}, a.dc);
+    } else {
+        MOEBIUS_CHECK(!a.x && !a.dx && !a.dgate_up, kOp, ": x, dx or dgate_up without gate_up");
+        check_shared(a, kOp, a.dy, {}, a.dc);
+    }
     const Sizes s = sizes(a);
-    if (!fits(a.x, Direction::Column, s.in()) || !fits(a.gate_up, Direction::Column, s.gate_up()) ||
+    if ((a.gate_up &&
+         (!fits(a.x, Direction::Column, s.in()) || !fits(a.gate_up, Direction::Column, s.gate_up()))) ||
         !fits(a.down, Direction::Column, s.down()) || !fits(a.dy, Direction::Row, s.in()) ||
         !fits(a.dy_column, Direction::Column, s.in()) || !fits(a.activation, Direction::Column, s.narrow()))
         throw_misfit(kOp, a.x, a.gate_up, a.down, a.c);
     MOEBIUS_CHECK(a.dc.row && a.dc.column, kOp, ": dc is read in both directions");
     check_target("grouped_mlp_quantized_backward: dc", a.dc, s.wide());
-    MOEBIUS_CHECK(a.dgate_up.shape == (Shape{s.experts, 2 * s.intermediate, s.hidden}) &&
+    MOEBIUS_CHECK((!a.gate_up || a.dgate_up.shape == (Shape{s.experts, 2 * s.intermediate, s.hidden})) &&
                       a.ddown.shape == (Shape{s.experts, s.hidden, s.intermediate}),
                   kOp, ": dgate_up ", a.dgate_up.shape.str(), ", ddown ", a.ddown.shape.str());
     MOEBIUS_CHECK(!a.dscales || (a.dscales.dtype == DType::F32 && a.dscales.contiguous() &&
@@ -138,7 +145,7 @@ Cost cost(const Forward& a) {
                                          bytes_of(a.activation) + bytes(a.activation.row)};
 }
 Cost cost(const Backward& a) {
-    return {12 * sizes(a).products(), bytes(a.x) + bytes(a.activation) + bytes(a.gate_up) + bytes(a.down) +
+    return {(a.gate_up ? 12 : 4) * sizes(a).products(), bytes(a.x) + bytes(a.activation) + bytes(a.gate_up) + bytes(a.down) +
                                           bytes(a.dy) + bytes(a.dy_column) + bytes(a.c) + 2 * bytes_of(a.dc) +
                                           bytes(a.dx) + bytes(a.dgate_up) + bytes(a.ddown)};
 }
