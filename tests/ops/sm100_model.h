@@ -175,11 +175,13 @@ class Simulation {
         shape_.instruction =
             mx_instruction({.a_is_e5m2 = true, .a_is_mn_major = T::kAMnMajor, .b_is_mn_major = T::kBMnMajor});
         columns_ = kForward ? p.n : p.k;
+        if (T::kPaired) shape_.second = columns_ / 2;
         sm90::TilePlan& plan = shape_.plan;
         plan.experts = p.experts();
         plan.unit_rows = T::kReduceRows ? 0 : kTileRows;
         plan.row_units = (p.n + kTileRows - 1) / kTileRows;
-        plan.column_units = (columns_ + T::kColumns - 1) / T::kColumns;
+        const int across = T::kPaired ? columns_ / 2 : columns_;
+        plan.column_units = (across + T::kColumns - 1) / T::kColumns;
         plan.band = plan.column_units;
         out_.assign(static_cast<size_t>((T::kReduceRows ? p.experts() * p.n : p.capacity) * columns_),
                     kNever);
@@ -366,8 +368,13 @@ class Simulation {
         }
     }
     void store(const sm90::TileUnit& unit, int lane, int j, float sum) {
-        const int row = line_of<T>(shape_, unit, 0) + lane, column = unit.column_unit * T::kColumns + j;
-        if (row >= (T::kReduceRows ? shape_.rows : unit.row_end) || column >= columns_) return;
+        const int row = line_of<T>(shape_, unit, 0) + lane;
+        // Of gates and ups the tile's halves belong to the halves of a row.
+        const int half = T::kPaired ? j / T::kColumns : 0;
+        const int inner = unit.column_unit * T::kColumns + j - half * T::kColumns;
+        const int column = inner + half * shape_.second;
+        if (row >= (T::kReduceRows ? shape_.rows : unit.row_end) || inner >= columns_ / (T::kPaired ? 2 : 1))
+            return;
         const int line = T::kReduceRows ? unit.expert * shape_.rows + row : row;
         float& to = out_[static_cast<size_t>(line * columns_ + column)];
         EXPECT_EQ(to, kNever) << "written twice";

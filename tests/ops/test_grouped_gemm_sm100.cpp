@@ -92,6 +92,9 @@ TEST(GroupedGemmSm100, ForwardOnTheModelIsTheProduct) {
     expect_products<ForwardTraits>(
         {.sizes = {5, 130}, .capacity = 135, .n = 272, .k = 128});  // words of scales
 }
+TEST(GroupedGemmSm100, GatesAndUpsOnTheModelAreTheProduct) {
+    expect_products<GateUpTraits>({.sizes = {130, 0, 9}, .capacity = 150, .n = 2 * 160, .k = 272});
+}
 TEST(GroupedGemmSm100, DgradOnTheModelIsTheProduct) {
     expect_products<DgradTraits>({});
 }

@@ -417,6 +417,18 @@ void grouped_gemm_quantized_cases(std::vector<Case>& cases) {
                                           .accumulate = accumulate}));
         }
     }
+    // More than two tiles a block of any card; row-wise scales that lie in words.
+    NamedSplits two_each{"two_tiles_each", {}, 380};
+    for (int64_t e = 0; e < 40; ++e) two_each.sizes.push_back(5 + e % 9);
+    for (const auto& [kind, sizes, n, k] :
+         {std::tuple{GemmKind::Forward, two_each, 2048, 32},
+          {GemmKind::Dgrad, two_each, 32, 2048},
+          {GemmKind::Wgrad, two_each, 272, 528},
+          {GemmKind::Forward, NamedSplits{"blocks", {300, 0, 17, 128, 1}, 450}, 256, 256},
+          {GemmKind::Dgrad, NamedSplits{"blocks", {300, 0, 17, 128, 1}, 450}, 256, 256}}) {
+        cases.push_back(
+            product_case({.kind = kind, .scale = ScaleKind::MX32, .splits = sizes, .n = n, .k = k}));
+    }
     add_bench(cases);
 }
 

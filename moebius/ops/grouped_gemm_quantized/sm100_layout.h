@@ -105,6 +105,7 @@ struct ProductTraits {
 using ForwardTraits = ProductTraits<false, false, false>;
 using DgradTraits = ProductTraits<false, true, false>;
 using WgradTraits = ProductTraits<true, true, true>;
+using GateUpTraits = ProductTraits<false, false, false, true>;  // Forward of gates and ups
 
 struct ProductShape {
     Scales scale_a, scale_b;

@@ -29,7 +29,7 @@ struct ProductArgs {
 // Where the 32 rows of a finishing warp's tile belong, one a lane.
 struct Place {
     int expert, row, row_end;  // row: this lane's. row_end: past the last that exists
-    int first_row;             // of the expert, of Forward and Dgrad
+    int row_block;             // of Forward and Dgrad: the warp's, of all experts' blocks of 32 rows
     int column;                // the tile's first
     int warp, lane;
 
@@ -213,8 +213,10 @@ struct Sums {
     uint32_t drained;  // the barrier
     int overlap;       // the first of the kOverlap columns that the next tile needs
 
-    // Columns `column` … `column` + 31. By the whole warp.
+    // Columns `column` … `column` + 31. By the whole warp, whose lanes may have gone ways of their own
+    // before.
     __device__ __forceinline__ void load(uint32_t (&words)[32], int column) const {
+        __syncwarp();
         ptx::tensor_load(at + static_cast<uint32_t>(column), words);
     }
     __device__ __forceinline__ void wait(uint32_t (&words)[32]) const {
@@ -240,7 +242,7 @@ __device__ __forceinline__ void finish_tiles(const ProductArgs& args, const type
     int number = 0;
     for (TileUnit unit; walk.next(unit);) {
         place.expert = unit.expert;
-        place.first_row = unit.row_begin;
+        place.row_block = shared.first_blocks[unit.expert] + unit.row_unit * kFinishers + place.warp;
         place.row = line_of<T>(args.shape, unit, 0) + static_cast<int>(threadIdx.x);
         place.row_end = T::kReduceRows ? args.shape.rows : unit.row_end;
         place.column = unit.column_unit * T::kColumns;
