@@ -54,7 +54,8 @@ struct Map {
 };
 
 struct Machine {
-    std::vector<uint8_t> shared = std::vector<uint8_t>(227 * 1024, 0x7F);  // a NaN
+    std::vector<uint8_t> memory = std::vector<uint8_t>(227 * 1024, 0x7F);  // NaN
+    uint8_t* shared = memory.data();
     std::vector<uint32_t> tensor =
         std::vector<uint32_t>(kTensorMemoryLanes * kTensorMemoryColumns, 0x7FC00000u);
 
@@ -225,7 +226,8 @@ class Simulation {
         }
     }
 
-    void compare() const {
+    // `before`: what was there and is added to.
+    void compare(double before = 0) const {
         double norm = 0;
         for (int e = 0; e < p_.experts(); ++e) {
             const int begin = e == 0 ? 0 : row_ends_[static_cast<size_t>(e) - 1];
@@ -233,17 +235,10 @@ class Simulation {
             const int rows = T::kReduceRows ? p_.n : size;
             for (int i = 0; i < rows; ++i) {
                 for (int j = 0; j < columns_; ++j) {
-                    double sum = 0;
-                    const int depth = T::kReduceRows ? size : shape_.depth;
-                    for (int q = 0; q < depth; ++q) {
-                        sum += T::kReduceRows
-                                   ? value(a_, true, 0, begin + q, i) * value(b_, true, 0, begin + q, j)
-                               : T::kBMnMajor ? value(a_, false, 0, begin + i, q) * value(b_, true, e, q, j)
-                                              : value(a_, false, 0, begin + i, q) * value(b_, false, e, j, q);
-                    }
+                    const double sum = this->sum(e, i, j);
                     const size_t at =
                         static_cast<size_t>((T::kReduceRows ? e * p_.n + i : begin + i) * columns_ + j);
-                    ASSERT_EQ(static_cast<double>(out_[at]), sum)
+                    ASSERT_EQ(static_cast<double>(out_[at]), before + sum)
                         << "expert " << e << ", row " << i << ", column " << j;
                     norm += sum * sum;
                 }
@@ -255,9 +250,29 @@ class Simulation {
             ASSERT_EQ(out_[at], kNever) << "past the last row";
     }
 
-  private:
+    // Row i, column j of an expert's output.
+    double sum(int e, int i, int j) const {
+        const int begin = e == 0 ? 0 : row_ends_[static_cast<size_t>(e) - 1];
+        const int depth = T::kReduceRows ? p_.sizes[static_cast<size_t>(e)] : shape_.depth;
+        double sum = 0;
+        for (int q = 0; q < depth; ++q) {
+            sum += T::kReduceRows ? value(a_, true, 0, begin + q, i) * value(b_, true, 0, begin + q, j)
+                   : T::kBMnMajor ? value(a_, false, 0, begin + i, q) * value(b_, true, e, q, j)
+                                  : value(a_, false, 0, begin + i, q) * value(b_, false, e, j, q);
+        }
+        return sum;
+    }
+
+    // For a kernel in run()'s place.
+    const ProductShape& shape() const { return shape_; }
+    Map map_a() const { return a_.map(); }
+    Map map_b() const { return b_.map(); }
+    float* out() { return out_.data(); }
+    int columns() const { return columns_; }
+    // Of the sums, where out has never been written.
     static constexpr float kNever = 1e30f;
 
+  private:
     // Codes of small integers, so that all sums are exact; what no expert has, codes and scales, is NaN.
     Matrix matrix(int64_t experts, int64_t rows, int64_t columns, bool down, bool e5m2, uint64_t seed) const {
         Matrix m{.experts = experts,
