@@ -111,21 +111,28 @@ TEST(Sm100OnHost, AddsToWhatIsThere) {
     product.compare(2.0);
 }
 
-TEST(Sm100OnHost, RoundsToBf16) {
-    const Problem p{.sizes = {40, 0, 65}, .capacity = 110, .n = 48, .k = 80};
+template <bool kAdd>
+void expect_bf16() {
+    const Problem p{.sizes = {40, 0, 65}, .capacity = 110, .n = 80, .k = 80};
     Simulation<ForwardTraits> product(p);
-    std::vector<uint16_t> out(static_cast<size_t>(p.capacity * p.n), 0x7FFF);
-    ProductOnHost().launch<ForwardTraits, Store<true, false>>(
+    const uint16_t two = to_bf16(2.0f).bits;
+    std::vector<uint16_t> out(static_cast<size_t>(p.capacity * p.n), two);
+    ProductOnHost().launch<ForwardTraits, Store<true, kAdd>>(
         args_of(product, p), {.data = out.data(), .row_stride = p.n, .expert_stride = 0, .columns = p.n}, 1);
     int row = 0;
     for (int e = 0; e < p.experts(); ++e) {
         for (int i = 0; i < p.sizes[static_cast<size_t>(e)]; ++i, ++row) {
-            for (int j = 0; j < p.n; ++j)
-                ASSERT_EQ(out[static_cast<size_t>(row * p.n + j)],
-                          to_bf16(static_cast<float>(product.sum(e, i, j))).bits);
+            for (int j = 0; j < p.n; ++j) {
+                const auto sum = static_cast<float>(product.sum(e, i, j) + (kAdd ? 2.0 : 0.0));
+                ASSERT_EQ(out[static_cast<size_t>(row * p.n + j)], to_bf16(sum).bits);
+            }
         }
     }
-    for (size_t at = static_cast<size_t>(row * p.n); at < out.size(); ++at) ASSERT_EQ(out[at], 0x7FFF);
+    for (size_t at = static_cast<size_t>(row * p.n); at < out.size(); ++at) ASSERT_EQ(out[at], two);
+}
+TEST(Sm100OnHost, RoundsToBf16) {
+    expect_bf16<false>();
+    expect_bf16<true>();
 }
 
 // ---- The gate-up product whose epilogue makes codes -------------------------------------------------------

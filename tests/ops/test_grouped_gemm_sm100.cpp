@@ -73,6 +73,7 @@ TEST(GroupedGemmSm100, SharedMemoryIsCutAtWholeSwizzles) {
     EXPECT_EQ(kBoxBytes % 1024, 0u);
     EXPECT_EQ(kScalesAt % 128, 0u);
     EXPECT_EQ(kStageScaleBytes % 16, 0u);
+    EXPECT_EQ(kStagingAt % 16, 0u);
     EXPECT_EQ(kBarriersAt % 8, 0u);
     EXPECT_EQ(kAddressAt % 4, 0u);
     EXPECT_LT(shared_bytes(512), 227u * 1024);

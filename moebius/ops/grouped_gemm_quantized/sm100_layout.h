@@ -49,9 +49,12 @@ MOEBIUS_TILES_INLINE constexpr int scale_column(int stage, int box) {
     return kSumColumns + (stage * kBoxes + box) * kScaleColumns;
 }
 
-// Shared memory: codes; scales; barriers; the address of tensor memory; row_ends, then first_blocks.
+// Shared memory: codes; scales; staging of the finishing warps, 128 bytes of each of 32 rows; barriers; the
+// address of tensor memory; row_ends, then first_blocks.
+inline constexpr uint32_t kStagingRow = 128, kStagingBytes = 32 * kStagingRow;
 inline constexpr uint32_t kScalesAt = kStages * kStageBytes;
-inline constexpr uint32_t kBarriersAt = kScalesAt + kStages * kStageScaleBytes;
+inline constexpr uint32_t kStagingAt = kScalesAt + kStages * kStageScaleBytes;
+inline constexpr uint32_t kBarriersAt = kStagingAt + kFinishers * kStagingBytes;
 inline constexpr uint32_t kAddressAt = kBarriersAt + (3 * kStages + 2) * 8;
 inline constexpr uint32_t kRowEndsAt = kAddressAt + 8;
 constexpr uint32_t shared_bytes(int64_t experts) {

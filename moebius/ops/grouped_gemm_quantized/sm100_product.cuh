@@ -47,6 +47,9 @@ struct Shared {
     __device__ __forceinline__ uint32_t scales(uint32_t stage, int box) const {
         return base + kScalesAt + stage * kStageScaleBytes + static_cast<uint32_t>(box) * kScaleBytes;
     }
+    __device__ __forceinline__ uint32_t staging(int warp) const {
+        return base + kStagingAt + static_cast<uint32_t>(warp) * kStagingBytes;
+    }
     // codes: TMA has brought them. scaled: scales are there, and rows that do not count are zero. free: all
     // products that read the stage are done.
     __device__ __forceinline__ uint32_t codes(uint32_t stage) const { return base + kBarriersAt + stage * 8; }
@@ -212,6 +215,13 @@ struct Sums {
     uint32_t at;       // of column 0
     uint32_t drained;  // the barrier
     int overlap;       // the first of the kOverlap columns that the next tile needs
+    uint32_t staging;  // the warp's, kStagingBytes
+
+    // 16 bytes of a row in the staging, where no eight rows' meet in a bank.
+    __device__ __forceinline__ uint32_t staging_at(int row, int part) const {
+        return staging + static_cast<uint32_t>(row) * kStagingRow +
+               static_cast<uint32_t>(part ^ row % 8) * 16;
+    }
 
     // Columns `column` … `column` + 31. By the whole warp, whose lanes may have gone ways of their own
     // before.
@@ -255,7 +265,8 @@ __device__ __forceinline__ void finish_tiles(const ProductArgs& args, const type
         Epilogue::run(epilogue,
                       {.at = tensor_memory_at(tensor_memory, 32 * place.warp, sum_column(number)),
                        .drained = shared.drained(),
-                       .overlap = overlap_column(number)},
+                       .overlap = overlap_column(number),
+                       .staging = shared.staging(place.warp)},
                       place);
         ++number;
     }

@@ -5,8 +5,9 @@
 
 namespace moebius::ops::sm100 {
 
-// Rows of the output, 16 bytes at a time: a lane writes 64 or 128 of its row. With kAdd the sum of both is
-// rounded once. `columns` is a multiple of 8, rows begin on 16 bytes.
+// A lane has a row of sums, but memory likes rows whole: 128 bytes of each of a warp's rows go through its
+// staging, and eight lanes write a row's. With kAdd the sum of both is rounded once, so sums wait in fp32.
+// `columns` is a multiple of 8, rows begin on 16 bytes.
 template <bool kBf16, bool kAdd>
 struct Store {
     struct Args {
@@ -14,72 +15,108 @@ struct Store {
         int64_t row_stride, expert_stride;  // in elements; expert_stride: of Wgrad, else 0
         int columns;
     };
-    static constexpr int kWords = kBf16 ? 4 : 8;  // of eight columns
+    static constexpr bool kFloats = !kBf16 || kAdd;         // in the staging
+    static constexpr int kEach = kFloats ? 4 : 8;           // columns in 16 bytes of it
+    static constexpr int kUnit = kStagingRow / 16 * kEach;  // columns at a time
 
-    __device__ __forceinline__ static void put(const Args& args, const Place& place,
-                                               const uint32_t (&words)[32], int column) {
-        if (!place.exists()) return;
-        const int64_t at = place.expert * args.expert_stride + place.row * args.row_stride + column;
+    // kEach sums to the element `at`.
+    __device__ __forceinline__ static void write(const Args& args, int64_t at, const uint4& value) {
         auto* to = static_cast<char*>(args.data) + at * (kBf16 ? 2 : 4);
+        const float sums[4] = {__uint_as_float(value.x), __uint_as_float(value.y), __uint_as_float(value.z),
+                               __uint_as_float(value.w)};
+        if constexpr (!kAdd) {
+            *reinterpret_cast<uint4*>(to) = value;
+        } else if constexpr (kBf16) {
+            uint2& there = *reinterpret_cast<uint2*>(to);
+            there = {ptx::pack_bf16(__fadd_rn(ptx::low_bf16(there.x), sums[0]),
+                                    __fadd_rn(ptx::high_bf16(there.x), sums[1])),
+                     ptx::pack_bf16(__fadd_rn(ptx::low_bf16(there.y), sums[2]),
+                                    __fadd_rn(ptx::high_bf16(there.y), sums[3]))};
+        } else {
+            uint4& there = *reinterpret_cast<uint4*>(to);
+            there = {__float_as_uint(__fadd_rn(__uint_as_float(there.x), sums[0])),
+                     __float_as_uint(__fadd_rn(__uint_as_float(there.y), sums[1])),
+                     __float_as_uint(__fadd_rn(__uint_as_float(there.z), sums[2])),
+                     __float_as_uint(__fadd_rn(__uint_as_float(there.w), sums[3]))};
+        }
+    }
+
+    // Columns `column` … of the warp's rows, where they exist: value(row of 32, 16 bytes of eight).
+    template <class Value>
+    __device__ __forceinline__ static void write_rows(const Args& args, const Place& place, int column,
+                                                      const Value& value) {
+        const int part = place.lane % 8, first = place.row - place.lane;
+        column += part * kEach;
+        if (column >= args.columns) return;
 #pragma unroll
-        for (int part = 0; part < 4; ++part) {  // eight columns
-            if (column + 8 * part >= args.columns) break;
+        for (int i = 0; i < 8; ++i) {
+            const int row = 4 * i + place.lane / 8;
+            if (first + row >= place.row_end) break;
+            write(args, place.expert * args.expert_stride + (first + row) * args.row_stride + column,
+                  value(row, part));
+        }
+    }
+
+    // By the whole warp: 128 bytes of each lane's row.
+    __device__ __forceinline__ static void put(const Args& args, const Sums& sums, const Place& place,
+                                               const uint32_t (&words)[32], int column) {
+        __syncwarp();  // all have read what was there
 #pragma unroll
-            for (int half = 0; half < kWords / 4; ++half) {
-                auto* chunk = reinterpret_cast<uint4*>(to) + (part * kWords / 4 + half);
-                const uint4 there = kAdd ? *chunk : make_uint4(0, 0, 0, 0);
-                const uint32_t old[4] = {there.x, there.y, there.z, there.w};
-                uint32_t value[4];
+        for (int i = 0; i < 8; ++i) {
+            ptx::store_shared(sums.staging_at(place.lane, i),
+                              make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]));
+        }
+        __syncwarp();  // the rows are there
+        write_rows(args, place, column,
+                   [&](int row, int part) { return ptx::load_shared(sums.staging_at(row, part)); });
+    }
+
+    // 64 columns.
+    __device__ __forceinline__ static void put(const Args& args, const Sums& sums, const Place& place,
+                                               const uint32_t (&low)[32], const uint32_t (&high)[32],
+                                               int column) {
+        if constexpr (kFloats) {
+            put(args, sums, place, low, column);
+            put(args, sums, place, high, column + 32);
+        } else {
+            uint32_t pairs[32];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    if constexpr (kBf16) {
-                        float low = __uint_as_float(words[8 * part + 2 * i]);
-                        float high = __uint_as_float(words[8 * part + 2 * i + 1]);
-                        if (kAdd) {
-                            low = __fadd_rn(ptx::low_bf16(old[i]), low);
-                            high = __fadd_rn(ptx::high_bf16(old[i]), high);
-                        }
-                        value[i] = ptx::pack_bf16(low, high);
-                    } else {
-                        const float sum = __uint_as_float(words[8 * part + 4 * half + i]);
-                        value[i] = kAdd ? __float_as_uint(__fadd_rn(__uint_as_float(old[i]), sum))
-                                        : words[8 * part + 4 * half + i];
-                    }
-                }
-                *chunk = make_uint4(value[0], value[1], value[2], value[3]);
+            for (int i = 0; i < 16; ++i) {
+                pairs[i] = ptx::pack_bf16(__uint_as_float(low[2 * i]), __uint_as_float(low[2 * i + 1]));
+                pairs[16 + i] =
+                    ptx::pack_bf16(__uint_as_float(high[2 * i]), __uint_as_float(high[2 * i + 1]));
             }
+            put(args, sums, place, pairs, column);
         }
     }
 
     __device__ static void run(const Args& args, const Sums& sums, const Place& place) {
-        {
-            uint32_t first[32], second[32];
-            static_assert(kOverlap == 64);
-            sums.load(first, sums.overlap);
-            sums.load(second, sums.overlap + 32);
-            sums.wait(first);
-            ptx::tensor_hold(second);
-            sums.release();
-            put(args, place, first, place.column + sums.overlap);
-            put(args, place, second, place.column + sums.overlap + 32);
-        }
-        const int rest = sums.overlap == 0 ? kOverlap : 0;
+        constexpr int kColumns = 64, kParts = kTileColumns / kColumns;
+        static_assert(kOverlap == kColumns);
+        // The part that the next tile waits for is the first here.
+        const int overlap = sums.overlap / kColumns;
 #pragma unroll 1
-        for (int column = rest; column < rest + kTileColumns - kOverlap; column += 32) {
-            if (place.column + column >= args.columns) break;
-            uint32_t words[32];
-            sums.load(words, column);
-            sums.wait(words);
-            put(args, place, words, place.column + column);
+        for (int i = 0; i < kParts; ++i) {
+            const int column = (overlap + i) % kParts * kColumns;
+            const bool exists = place.column + column < args.columns;
+            uint32_t low[32], high[32];
+            if (exists) {
+                sums.load(low, column);
+                sums.load(high, column + 32);
+                sums.wait(low);
+                ptx::tensor_hold(high);
+            }
+            if (i == 0) sums.release();
+            if (exists) put(args, sums, place, low, high, place.column + column);
         }
     }
 
     // A sum without terms.
     __device__ static void empty(const Args& args, const Place& place) {
-        if constexpr (kAdd) return;
-        const uint32_t zeros[32] = {};
-        for (int column = place.column; column < place.column + kTileColumns; column += 32)
-            put(args, place, zeros, column);
+        if constexpr (!kAdd) {
+            for (int column = place.column; column < place.column + kTileColumns; column += kUnit)
+                write_rows(args, place, column, [](int, int) { return make_uint4(0, 0, 0, 0); });
+        }
     }
 };
 

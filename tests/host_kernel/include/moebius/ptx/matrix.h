@@ -10,6 +10,11 @@ namespace moebius::ptx {
 inline void store_shared(uint32_t address, uint4 value) {
     std::memcpy(host_kernel::engines().shared + address, &value, sizeof value);
 }
+inline uint4 load_shared(uint32_t address) {
+    uint4 value;
+    std::memcpy(&value, host_kernel::engines().shared + address, sizeof value);
+    return value;
+}
 inline uint32_t load_shared_word(uint32_t address) {
     uint32_t word;
     std::memcpy(&word, host_kernel::engines().shared + address, sizeof word);
