@@ -57,7 +57,8 @@ class InfoCommand : public Command {
             std::vector<std::string> variants;
             for (const ops::VariantInfo& v : op.variants) {
                 variants.push_back(v.name + (v.in_build ? "" : " (not in this build)") +
-                                   (v.repeats ? "" : " (only if forced: other bits in each run)"));
+                                   (v.repeats ? "" : " (only if forced: other bits in each run)") +
+                                   (v.untried ? " (not yet run on such a card)" : ""));
             }
             print(fmt::format("  {:<22} {}", op.name, list(variants)));
         }

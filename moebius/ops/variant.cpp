@@ -4,14 +4,23 @@
 
 #include "moebius/base/error.h"
 
-namespace moebius::ops::detail {
+namespace moebius::ops {
+
+const VariantInfo* expected_variant(std::span<const VariantInfo> variants, DeviceKind device, int cc) {
+    for (const VariantInfo& variant : variants) {
+        if (variant.covers(device, cc) && variant.repeats) return &variant;
+    }
+    return nullptr;
+}
+
+namespace detail {
 namespace {
 
 std::string reason_against(const Candidate& candidate, const Exec& exec) {
     const VariantInfo& info = candidate.info;
     const Device& device = *exec.device;
     if (info.kind != device.kind()) return "is for another device";
-    if (info.kind == DeviceKind::Cuda && (device.cc() < info.min_cc || device.cc() > info.max_cc)) {
+    if (!info.covers(device.kind(), device.cc())) {
         return fmt::format("needs compute capability {} to {}, this device has {}", info.min_cc, info.max_cc,
                            device.cc());
     }
@@ -47,4 +56,5 @@ size_t choose(const char* op, const std::vector<Candidate>& candidates, const Ex
     throw DeviceError(fmt::format("op '{}' has no variant that runs here{}", op, reasons));
 }
 
-}  // namespace moebius::ops::detail
+}  // namespace detail
+}  // namespace moebius::ops

@@ -32,7 +32,8 @@ struct Variant {
     int min_cc, max_cc;  // compute capability × 10; ignored on the CPU
     std::string (*why_not)(const Args&, const Exec&);
     void (*run)(const Args&, const Exec&);  // null: not in this build
-    bool repeats = true;  // two runs give the same bits. False: runs only where it is forced by name
+    bool repeats = true;   // two runs give the same bits. False: runs only where it is forced by name
+    bool untried = false;  // compiled, but never run on such a card: `info` and fusion reports say so
 };
 
 template <class Args>
@@ -46,7 +47,17 @@ struct VariantInfo {
     int min_cc, max_cc;
     bool in_build;
     bool repeats = true;
+    bool untried = false;
+
+    // That it runs on a card of this compute capability × 10, as far as that alone says.
+    bool covers(DeviceKind device, int cc) const {
+        return kind == device && (kind != DeviceKind::Cuda || (cc >= min_cc && cc <= max_cc));
+    }
 };
+
+// The first row for such a device, the one that runs unless the arguments or a forced name say otherwise.
+// Null: there is none.
+const VariantInfo* expected_variant(std::span<const VariantInfo> variants, DeviceKind device, int cc);
 
 namespace detail {
 
@@ -68,8 +79,9 @@ void dispatch(const char* op, std::span<const Variant<Args>> table, const Args& 
     candidates.reserve(table.size());
     for (const auto& row : table) {
         const bool here = row.kind == exec.device->kind();
-        candidates.push_back({{row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr, row.repeats},
-                              here ? row.why_not(args, exec) : std::string("is for another device")});
+        candidates.push_back(
+            {{row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr, row.repeats, row.untried},
+             here ? row.why_not(args, exec) : std::string("is for another device")});
     }
     const size_t chosen = detail::choose(op, candidates, exec, cost);
     if (exec.cost) *exec.cost += cost;
@@ -82,7 +94,8 @@ template <class Args>
 std::vector<VariantInfo> describe(std::span<const Variant<Args>> table) {
     std::vector<VariantInfo> rows;
     for (const auto& row : table)
-        rows.push_back({row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr, row.repeats});
+        rows.push_back(
+            {row.name, row.kind, row.min_cc, row.max_cc, row.run != nullptr, row.repeats, row.untried});
     return rows;
 }
 

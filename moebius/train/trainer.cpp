@@ -302,7 +302,9 @@ void Trainer::note_fusion() const {
     const std::vector<nn::FusionReportRow> report = model_.decoder().fusion_report();
     const auto lost = std::find_if(report.begin(), report.end(), [](const auto& row) { return !row.fused; });
     if (!report.empty() && lost == report.end()) {
-        note(fmt::format("experts: {} in all {} layers", report.front().pattern, report.size()));
+        const std::string& rest = report.front().note;
+        note(fmt::format("experts: {} in all {} layers{}", report.front().pattern, report.size(),
+                         rest.empty() ? "" : ", " + rest));
     } else {
         note(fmt::format(
             "warning: expert_ffn_mode = fused_grouped_mlp runs unfused: {}",

@@ -27,6 +27,11 @@ class ProgramTest(program.TestCase):
         self.assertRegex(out, r"baseline|avx2|avx512")
         self.assertIn("grouped_gemm", out)
 
+    def test_info_says_which_variants_never_ran_on_their_card(self):
+        out = self.moebius("info").stdout
+        self.assertRegex(out, r"grouped_gemm_quantized +sm100[^,]* \(not yet run on such a card\)")
+        self.assertNotRegex(out, r"sm90[^,]* \(not yet run on such a card\)")
+
     def test_help_of_the_program_and_of_train(self):
         self.assertIn("train", self.moebius("--help").stdout)
         out = self.moebius("train", "--help").stdout

@@ -4,6 +4,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
+#include "moebius/ops/grouped_mlp_quantized/sm100.h"
 #include "moebius/ops/grouped_mlp_quantized/sm90_config.h"
 #include "moebius/tensor/quantized.h"
 
@@ -65,6 +66,28 @@ TEST(GroupedMlpQuantized, SaysWhyNotOnHopper) {
     Forward observed;
     observed.args.activation.rule.observed_amax = observed.seen;
     EXPECT_THAT(observed.reason(), testing::HasSubstr("statistics"));
+}
+
+TEST(GroupedMlpQuantized, SaysWhyNotOnBlackwell) {
+    constexpr ScaleKind kMx = ScaleKind::MX32;
+    const auto reason = [](const Forward& forward) {
+        return sm100::why_not_mlp_quantized(forward.args, forward.exec);
+    };
+    EXPECT_EQ(reason(Forward({.intermediate = 96}, kMx)), "");
+    EXPECT_EQ(reason(Forward()), "takes mx32 scales, not block128");
+    EXPECT_EQ(reason(Forward({}, kMx, true, DType::F32)), "keeps c in bf16, not f32");
+    EXPECT_EQ(reason(Forward({.intermediate = 80}, kMx)), "intermediate size 80 is not a multiple of 32");
+    EXPECT_EQ(reason(Forward({.hidden = 40}, kMx)), "hidden size 40 is not a multiple of 16");
+    EXPECT_EQ(reason(Forward({.experts = 600}, kMx)), "has 600 experts, more than 512");
+    Forward changed({}, kMx);
+    changed.args.options.interleave = 32;
+    EXPECT_EQ(reason(changed), "takes gates first, then ups, not glu_interleave_size = 32");
+    changed.args.options.interleave = 0;
+    changed.args.activation.rule.observed_amax = changed.seen;
+    EXPECT_EQ(reason(changed), "keeps no statistics of codes");
+    changed.args.activation.rule.observed_amax = {};
+    changed.args.activation.row.format.element = DType::F8E5M2;
+    EXPECT_EQ(reason(changed), "makes the activation in f8e4m3, not f8e5m2");
 }
 
 TEST(GroupedMlpQuantized, RefusesWhatDoesNotFit) {

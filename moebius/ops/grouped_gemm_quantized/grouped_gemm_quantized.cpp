@@ -5,12 +5,15 @@
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_gemm_quantized/cpu.h"
 #include "moebius/ops/grouped_gemm_quantized/cuda.h"
+#include "moebius/ops/grouped_gemm_quantized/sm100.h"
 #include "moebius/ops/grouped_gemm_quantized/sm90.h"
 
 namespace moebius::ops {
 namespace {
 
 constexpr Variant<GroupedGemmQuantizedArgs> kTable[] = {
+    {"sm100", DeviceKind::Cuda, 100, 100, sm100::why_not, MOEBIUS_CUDA(sm100::grouped_gemm_quantized),
+     /*repeats=*/true, /*untried=*/true},
     {"sm90", DeviceKind::Cuda, 90, 90, sm90::why_not, MOEBIUS_CUDA(sm90::grouped_gemm_quantized)},
     {"sm90_bf16", DeviceKind::Cuda, 90, 90, sm90::why_not_bf16,
      MOEBIUS_CUDA(sm90::grouped_gemm_quantized_bf16)},

@@ -16,7 +16,8 @@ namespace moebius::ops {
 // ScaleKind; E4M3 and E5M2 may meet. Sums in fp32:
 //   Tensor    Σ over all of the depth, times both factors
 //   Block128  Σ over each 128 of the depth, times both factors, added up
-//   MX32      of operands dequantized to bf16, which is exact for all but extreme scales (docs/numerics.md)
+//   MX32      of operands dequantized to bf16, which is exact for all but extreme scales (docs/numerics.md);
+//             by tensor cores that take the scales themselves, exact for these too
 // MX32 takes compact scales. Throws Error where shapes or formats don't fit.
 struct GroupedGemmQuantizedArgs {
     GemmKind kind = GemmKind::Forward;

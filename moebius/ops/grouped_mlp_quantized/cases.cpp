@@ -659,6 +659,10 @@ void grouped_mlp_quantized_cases(std::vector<Case>& cases) {
         p.overwrite = true;
         cases.push_back(backward_case(p));
     }
+    // More than two tiles a block of any card.
+    NamedSplits two_each{"two_tiles_each", {}, 380};
+    for (int64_t e = 0; e < 40; ++e) two_each.sizes.push_back(5 + e % 9);
+    add(cases, {.scale = ScaleKind::MX32, .splits = two_each, .hidden = 32, .intermediate = 1024});
     add_bench(cases);
 }
 

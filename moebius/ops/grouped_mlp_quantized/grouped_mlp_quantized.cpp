@@ -4,6 +4,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/ops/grouped_mlp_quantized/composed.h"
+#include "moebius/ops/grouped_mlp_quantized/sm100.h"
 #include "moebius/ops/grouped_mlp_quantized/sm90.h"
 #include "moebius/ops/grouped_mlp_quantized/sm90_config.h"
 
@@ -14,6 +15,8 @@ using Forward = GroupedMlpQuantizedArgs;
 using Backward = GroupedMlpQuantizedBackwardArgs;
 
 constexpr Variant<Forward> kForward[] = {
+    {"sm100_fused", DeviceKind::Cuda, 100, 100, sm100::why_not_mlp_quantized,
+     MOEBIUS_CUDA(sm100::grouped_mlp_quantized), /*repeats=*/true, /*untried=*/true},
     {"sm90_fused", DeviceKind::Cuda, 90, 90, sm90::why_not_mlp_quantized,
      MOEBIUS_CUDA(sm90::grouped_mlp_quantized)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<Forward>,

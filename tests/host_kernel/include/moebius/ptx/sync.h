@@ -1,0 +1,7 @@
+#pragma once
+
+namespace moebius::ptx {
+
+inline void fence_async_shared() {}
+
+}  // namespace moebius::ptx
