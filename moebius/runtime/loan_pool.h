@@ -5,9 +5,9 @@
 
 namespace moebius {
 
-// Allocations lie in ranges that were lent, where they fit into one, and else come from `upstream`, which must
-// outlive them. The block is the free one that fits best, the lowest of equals: the same calls give the same
-// addresses. What lies in a range is nobody's in the upstream's report: its owner's.
+// Allocations lie in ranges that were lent, where they fit into one, and else come from `upstream`, which
+// must outlive them. The block is the free one that fits best, the lowest of equals: the same calls give the
+// same addresses. What lies in a range is nobody's in the upstream's report: its owner's.
 class LoanPool : public Pool {
   public:
     // All work on ranges is ordered on `stream`; what is asked for on another comes from upstream.

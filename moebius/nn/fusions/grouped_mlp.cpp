@@ -124,8 +124,7 @@ class FusedGroupedMlp : public Fusible {
         const int64_t rows = x.rows();
         Tensor y = Tensor::empty("grouped_mlp.y", {rows, down_.options().out_features}, run.dtype, exec);
         auto context = std::make_unique<FusedContext>();
-        context->c =
-            Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, run.keeping());
+        context->c = Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, run.keeping());
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
         context->low_x = low_gate_up.input(x, extra[0], recipe, {.row = true, .column = run.pass.save}, run);
         const Quantized gate_up = low_gate_up.weight(Direction::Row, recipe, run),
@@ -163,7 +162,8 @@ class FusedGroupedMlp : public Fusible {
         Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, exec);
         Quantized low_dy = low_down.grad_output(dy, split_sizes, recipe, {.row = true, .column = true}, run);
         Quantized down = low_down.weight(Direction::Column, recipe, run);
-        Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()}, true, run);
+        Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()}, true,
+                run);
         ops::GroupedMlpQuantizedBackwardArgs args{.options = glu_.options(),
                                                   .activation = context.activation.column(),
                                                   .down = down.column(),

@@ -39,8 +39,8 @@ void launch_product(const char* name, const Product& product, const typename Epi
     const View a = sm90::with_address(product.a.data, product.out),
                b = sm90::with_address(product.b.data, product.out);
     ProductArgs args{};
-    args.a = sm90::byte_map(a, 128, 128, true);
-    args.b = sm90::byte_map(b, 128, 128, true);
+    args.a = sm90::tensor_map(a, 128);
+    args.b = sm90::tensor_map(b, 128);
     args.split_sizes = product.split_sizes.data;
     args.split_is_i64 = product.split_sizes.dtype == DType::I64;
     ProductShape& shape = args.shape;
