@@ -159,9 +159,10 @@ class Contradictions {
                   "optimizer_store_param_remainders"});
         }
         if (init.enabled && config_.fp8_config.keep_weights == "off") {
-            fail("fp8_config.keep_weights = off contradicts fp8_config.quantized_model_init_kwargs.enabled = "
-                 "true, which holds weights as codes alone",
-                 {"fp8_config.keep_weights", "fp8_config.quantized_model_init_kwargs.enabled"});
+            fail(
+                "fp8_config.keep_weights = off contradicts fp8_config.quantized_model_init_kwargs.enabled = "
+                "true, which holds weights as codes alone",
+                {"fp8_config.keep_weights", "fp8_config.quantized_model_init_kwargs.enabled"});
         }
         if (config_.fp8_stats_config.enabled && !enabled) {
             fail("fp8_stats_config.enabled = true needs fp8_config.enabled = true, which is false",

@@ -60,11 +60,13 @@ void fields(Visitor& v, Fp8Config& s) {
     v.field({.key = "fp8_recipe_kwargs",
              .value = &s.fp8_recipe_kwargs,
              .help = "Options of the recipe, as Transformer Engine names them"});
-    v.field({.key = "keep_weights",
-             .value = &s.keep_weights,
-             .help = "Quantize weights once a step and keep them, two bytes a number (on), or for each use (off); "
-                     "auto: on with grad_acc_steps > 1, on the CPU, and with quantized_model_init_kwargs",
-             .choices = {"auto", "on", "off"}});
+    v.field(
+        {.key = "keep_weights",
+         .value = &s.keep_weights,
+         .help =
+             "Quantize weights once a step and keep them, two bytes a number (on), or for each use (off); "
+             "auto: on with grad_acc_steps > 1, on the CPU, and with quantized_model_init_kwargs",
+         .choices = {"auto", "on", "off"}});
     group(v, "quantized_model_init_kwargs", "Persistent low-precision weights",
           s.quantized_model_init_kwargs);
 }

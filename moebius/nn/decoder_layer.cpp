@@ -102,8 +102,7 @@ Forward DecoderLayer::forward(Activation x, Run& run) {
     Tensor normed = make("norm.y");
     ops::rms_norm({.x = x.high, .weight = input_norm_->value, .y = normed, .rstd = input_rstd, .eps = eps_},
                   run.exec);
-    Forward attended =
-        attention_module_->forward(norm_of(std::move(normed), x.high, input_norm_), run);
+    Forward attended = attention_module_->forward(norm_of(std::move(normed), x.high, input_norm_), run);
 
     Tensor h = keep("layer.h");
     Tensor post_rstd = Tensor::empty("norm.rstd", {shape[0]}, DType::F32, run.exec);

@@ -39,8 +39,7 @@ GroupedLinear::GroupedLinear(ParameterSet& parameters, const std::string& name,
 Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run& run) {
     const Tensor& split_sizes = extra[0];
     const Tensor scales = options_.scale_bias ? extra[1] : Tensor();
-    Tensor y =
-        Tensor::empty("grouped_linear.y", {x.rows(), options_.out_features}, run.dtype, run.keeping());
+    Tensor y = Tensor::empty("grouped_linear.y", {x.rows(), options_.out_features}, run.dtype, run.keeping());
     auto context = std::make_unique<GroupedLinearContext>();
     if (run.recipe) {
         if (bias_) throw Error(name() + " has a bias, which its products in low precision do not add");

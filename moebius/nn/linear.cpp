@@ -46,7 +46,8 @@ Activation Linear::backward(ContextPtr opaque, Activation dy, Run& run) {
     if (const auto& recipe = context->recipe) {
         const View& rows = row_count(run);
         if (context->x) {
-            context->low_x = low_.input(context->x.get(run), rows, *recipe, {.row = false, .column = true}, run);
+            context->low_x =
+                low_.input(context->x.get(run), rows, *recipe, {.row = false, .column = true}, run);
             context->x.reset();
         }
         Quantized low_dy = low_.grad_output(dy.high, rows, *recipe, {.row = true, .column = true}, run);

@@ -32,9 +32,9 @@ struct LowPrecisionOptions {
     // Of the layers that `layers` names; null: run.recipe is what the caller set it to, in all layers.
     std::shared_ptr<const precision::Recipe> recipe;
     std::vector<bool> layers;  // empty: all
-    // Quantized weights: once after they changed, both ways, or, false, for each use, which takes their memory
-    // one after the other and reads each weight twice a micro-batch. Empty: once where a step has several
-    // micro-batches, on the CPU, and with `persistent`.
+    // Quantized weights: once after they changed, both ways, or, false, for each use, which takes their
+    // memory one after the other and reads each weight twice a micro-batch. Empty: once where a step has
+    // several micro-batches, on the CPU, and with `persistent`.
     std::optional<bool> keep_weights;
     // Kept weights are held as codes and f32 masters alone, not in the dtype of the others, and are quantized
     // from the masters.

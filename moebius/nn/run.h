@@ -75,8 +75,8 @@ struct Run {
     BatchView batch;
     StepScalars scalars;
     RouterStatistics* router = nullptr;
-    Observer* observer = nullptr;   // may be null
-    Communicator* world = nullptr;  // ranks that share the batch
+    Observer* observer = nullptr;          // may be null
+    Communicator* world = nullptr;         // ranks that share the batch
     Communicator* expert_ranks = nullptr;  // of them, those that hold the same experts; null: all
     uint64_t seed = 0;
     int64_t step = 0;  // for counter-based random numbers

@@ -38,7 +38,7 @@ PoolReport PoolLedger::report() const {
     PoolReport report;
     report.current_bytes = current_;
     report.peak_bytes = peak_;
-    for (const auto& [name, row] : names_) 
+    for (const auto& [name, row] : names_)
         report.rows.push_back({name, row.peak, at_peak_ ? row.current : row.at_peak, row.allocations});
     std::sort(report.rows.begin(), report.rows.end(),
               [](const auto& a, const auto& b) { return a.peak_bytes > b.peak_bytes; });

@@ -35,12 +35,12 @@ struct PoolReport {
         int64_t at_peak_bytes = 0;  // what they held when all names together held the most
         int64_t allocations = 0;    // calls of allocate
     };
-    std::vector<Row> rows;           // largest first
+    std::vector<Row> rows;                         // largest first
     std::vector<Row> at_peak(size_t count) const;  // those that held the most at the peak
-    int64_t current_bytes = 0;       // held by callers now
-    int64_t peak_bytes = 0;          // held by callers at most
-    int64_t system_bytes = 0;        // taken from the system
-    int64_t system_allocations = 0;  // how often the system was asked
+    int64_t current_bytes = 0;                     // held by callers now
+    int64_t peak_bytes = 0;                        // held by callers at most
+    int64_t system_bytes = 0;                      // taken from the system
+    int64_t system_allocations = 0;                // how often the system was asked
     std::string str() const;
 };
 

@@ -126,10 +126,10 @@ std::string describe_low_precision(const nn::Decoder& decoder) {
                 gradient = o.recipe->tensor(Role::GradOutput).element;
     constexpr double kMiB = 1 << 20;
     const int64_t kept = decoder.low_precision().weight_bytes();
-    const std::string weights =
-        kept == 0 ? "weights are quantized for each use (fp8_config.keep_weights)"
-                  : fmt::format("quantized weights take {:.1f} MiB beside {}", static_cast<double>(kept) / kMiB,
-                                o.persistent ? "fp32 masters alone" : "the others");
+    const std::string weights = kept == 0 ? "weights are quantized for each use (fp8_config.keep_weights)"
+                                          : fmt::format("quantized weights take {:.1f} MiB beside {}",
+                                                        static_cast<double>(kept) / kMiB,
+                                                        o.persistent ? "fp32 masters alone" : "the others");
     return fmt::format(
         "{} ({}{}) in {} of {} layers: products of attention's projections and of the experts; {}",
         o.recipe->name, element_name(forward),

@@ -232,10 +232,8 @@ void Step::micro_batches(Buffers& buffers, nn::Run& run) {
     for (int64_t i = 0; i < options_.micro_batches; ++i) {
         take_batch(i);
         // With several micro-batches the later ones have no such memory: the peak would be theirs.
-        run.pass = {.training = true,
-                    .save = true,
-                    .count = !global,
-                    .lend_gradients = options_.micro_batches == 1};
+        run.pass = {
+            .training = true, .save = true, .count = !global, .lend_gradients = options_.micro_batches == 1};
         if (!global) {
             decoder.reset_statistics(run);
             run.scalars.aux_scale = buffers.aux_scale(i);

@@ -253,9 +253,10 @@ StepPlan Trainer::make_step() {
     std::vector<std::string> holders;
     for (const PoolReport::Row& row : plan.memory.at_peak(6))
         holders.push_back(fmt::format("{} {:.1f}", row.name, static_cast<double>(row.at_peak_bytes) / kMiB));
-    note(fmt::format("memory of the step when it is most, in MiB: {}; kept in memory of gradients that are "
-                     "written later: {:.1f}",
-                     fmt::join(holders, ", "), static_cast<double>(plan.lent_bytes) / kMiB));
+    note(
+        fmt::format("memory of the step when it is most, in MiB: {}; kept in memory of gradients that are "
+                    "written later: {:.1f}",
+                    fmt::join(holders, ", "), static_cast<double>(plan.lent_bytes) / kMiB));
     if (const auto keys = keys_beyond_hugging_face(c_); !keys.empty()) {
         note(
             fmt::format("warning: {}: config.json has no such key, so whoever opens this run's model folders "

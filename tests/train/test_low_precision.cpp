@@ -127,9 +127,8 @@ TEST_F(LowPrecisionRun, KeptWeightsAndThoseQuantizedForEachUseGiveTheSameBits) {
             const bool kept = micro_batches == "2" || test_device() == "cpu";
             run(overrides(both + "auto", keys(r, shared)));
             EXPECT_EQ(notes().find("quantized weights take") != std::string::npos, kept) << notes();
-            run(overrides(both + "other",
-                          keys(r, with(shared, {std::string("fp8_config.keep_weights=") +
-                                                (kept ? "off" : "on")}))));
+            run(overrides(both + "other", keys(r, with(shared, {std::string("fp8_config.keep_weights=") +
+                                                                (kept ? "off" : "on")}))));
             EXPECT_EQ(notes().find("quantized for each use") != std::string::npos, kept) << notes();
             EXPECT_TRUE(tensors(both + "auto", 3) == tensors(both + "other", 3)) << both;
         }

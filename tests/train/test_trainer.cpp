@@ -277,15 +277,13 @@ TEST_F(Trainer, AGraphAndNoGraphGiveTheSameBits) {
             const std::string dtype_key = std::string("dtype=") + dtype,
                               name = std::string(dtype) + micro_batches;
             for (const char* mode : {"on", "off"}) {
-                run(overrides(name + mode,
-                              {dtype_key, std::string("cuda_graph=") + mode,
-                               std::string("grad_acc_steps=") + micro_batches, "validation.enabled=true",
-                               "validation.fraction=0.2", "validation.eval_interval=2",
-                               "validation.num_batches=2"}));
+                run(overrides(name + mode, {dtype_key, std::string("cuda_graph=") + mode,
+                                            std::string("grad_acc_steps=") + micro_batches,
+                                            "validation.enabled=true", "validation.fraction=0.2",
+                                            "validation.eval_interval=2", "validation.num_batches=2"}));
             }
             for (const int step : {3, 6}) {
-                EXPECT_TRUE(tensors(name + "on", step) == tensors(name + "off", step))
-                    << name << " " << step;
+                EXPECT_TRUE(tensors(name + "on", step) == tensors(name + "off", step)) << name << " " << step;
             }
         }
     }

@@ -281,7 +281,8 @@ GroupedMlpBackwardArgs backward_args(const Problem& p, const Views& v) {
 // On a copy of C where that may be overwritten, so that the case may run again.
 void run_backward(const Problem& p, const Views& v, const Exec& exec) {
     GroupedMlpBackwardArgs args = backward_args(p, v);
-    const int64_t elements = args.c.size(0) == 0 ? 0 : (args.c.size(0) - 1) * args.c.stride[0] + args.c.size(1);
+    const int64_t elements =
+        args.c.size(0) == 0 ? 0 : (args.c.size(0) - 1) * args.c.stride[0] + args.c.size(1);
     const auto bytes = static_cast<size_t>(bytes_of(p.dtype, elements));
     const Scratch c("case.c", p.overwrite ? bytes : 0, exec);
     if (p.overwrite) {

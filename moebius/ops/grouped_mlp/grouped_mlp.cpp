@@ -89,8 +89,8 @@ std::pair<const char*, const char*> extent(const View& view) {
 void check_apart(const View& c, const GroupedMlpBackwardArgs& a) {
     const auto [begin, end] = extent(c);
     const std::pair<const char*, const View*> others[] = {
-        {"x", &a.x},   {"gate_up", &a.gate_up},   {"down", &a.down},   {"scales", &a.scales},
-        {"dy", &a.dy}, {"dgate_up", &a.dgate_up}, {"ddown", &a.ddown}, {"dscales", &a.dscales},
+        {"x", &a.x},   {"gate_up", &a.gate_up},        {"down", &a.down},   {"scales", &a.scales},
+        {"dy", &a.dy}, {"dgate_up", &a.dgate_up},      {"ddown", &a.ddown}, {"dscales", &a.dscales},
         {"dx", &a.dx}, {"split_sizes", &a.split_sizes}};
     for (const auto& [name, view] : others) {
         if (!*view) continue;

@@ -1,7 +1,7 @@
 // Backward on Hopper: the down product's dgrad, whose finishing warps read C and write dC, the activation
 // once more and its part of the scales' gradient; then both weights' gradients and the gate-up product's
-// dgrad. Scratch: dC (M, 2I) unless it may be written over C, the activation (M, I), and a float a row and 256
-// columns of I.
+// dgrad. Scratch: dC (M, 2I) unless it may be written over C, the activation (M, I), and a float a row and
+// 256 columns of I.
 #include "moebius/ops/grouped_mlp/cuda.h"
 #include "moebius/ops/grouped_mlp/sm90.h"
 #include "moebius/ops/grouped_mlp/sm90_finish.cuh"

@@ -145,9 +145,10 @@ Cost cost(const Forward& a) {
                                          bytes_of(a.activation) + bytes(a.activation.row)};
 }
 Cost cost(const Backward& a) {
-    return {(a.gate_up ? 12 : 4) * sizes(a).products(), bytes(a.x) + bytes(a.activation) + bytes(a.gate_up) + bytes(a.down) +
-                                          bytes(a.dy) + bytes(a.dy_column) + bytes(a.c) + 2 * bytes_of(a.dc) +
-                                          bytes(a.dx) + bytes(a.dgate_up) + bytes(a.ddown)};
+    return {(a.gate_up ? 12 : 4) * sizes(a).products(), bytes(a.x) + bytes(a.activation) + bytes(a.gate_up) +
+                                                            bytes(a.down) + bytes(a.dy) + bytes(a.dy_column) +
+                                                            bytes(a.c) + 2 * bytes_of(a.dc) + bytes(a.dx) +
+                                                            bytes(a.dgate_up) + bytes(a.ddown)};
 }
 
 void grouped_mlp_quantized(const Forward& args, const Exec& exec) {

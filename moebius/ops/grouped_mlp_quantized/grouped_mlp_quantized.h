@@ -30,8 +30,8 @@ Cost cost(const GroupedMlpQuantizedArgs& args);
 std::vector<VariantInfo> grouped_mlp_quantized_variants();
 
 // Scratch: the gradient of the activation (M, I) in c's type; on a GPU that of the pre-activation (M, 2I)
-// too, unless it may be written over C. Without gate_up it ends with dC, ddown and dscales, so that whoever goes
-// on from dC need not hold gate_up's codes until then: x, dx and dgate_up are then empty.
+// too, unless it may be written over C. Without gate_up it ends with dC, ddown and dscales, so that whoever
+// goes on from dC need not hold gate_up's codes until then: x, dx and dgate_up are then empty.
 struct GroupedMlpQuantizedBackwardArgs {
     GluOptions options;
     Operand x, activation;  // (M, H), (M, I) column-wise, as forward had and left them
@@ -44,7 +44,7 @@ struct GroupedMlpQuantizedBackwardArgs {
     View dscales;          // (M) f32 out, optional
     float beta_gate_up = 0, beta_down = 0;
     bool fast_dgrad = false, fast_wgrad = false;  // as GroupedGemmQuantizedArgs::fast_accumulation
-    bool overwrite_c = false;  // c may be used as scratch: what it then holds is not said
+    bool overwrite_c = false;                     // c may be used as scratch: what it then holds is not said
 };
 void grouped_mlp_quantized_backward(const GroupedMlpQuantizedBackwardArgs& args, const Exec& exec);
 Cost cost(const GroupedMlpQuantizedBackwardArgs& args);
