@@ -135,8 +135,7 @@ DecoderContext Decoder::forward(const DecoderOutputs& outputs, Run& run) {
     run.router = &statistics_;
     run.remake = options_.layer.remake.value_or(run.exec.device->kind() == DeviceKind::Cuda);
     DecoderContext context;
-    if (run.pass.save && run.pass.lend_gradients)
-        context.loans = std::make_unique<LoanPool>(*run.exec.pool, run.exec.stream);
+    if (run.pass.save && run.pass.lend_gradients) context.loans = std::make_unique<LoanPool>(run.exec);
     const KeepIn scope(run, context.loans.get());
     Tensor embedded = Tensor::empty(
         "embedding.y", {run.batch.tokens.numel(), options_.layer.attention.hidden}, run.dtype, run.exec);
@@ -154,7 +153,7 @@ DecoderContext Decoder::forward(const DecoderOutputs& outputs, Run& run) {
         x = std::move(result.y);
         context.layers.push_back(std::move(result.context));
         // What later layers keep is gone before this one's backward.
-        if (context.loans) lend_gradients(i, *context.loans, run.exec);
+        if (context.loans) lend_gradients(i, *context.loans);
     }
     if (run.pass.count) auxiliary_losses(outputs, run);
     const int64_t last = options_.layers + 1;
@@ -165,20 +164,16 @@ DecoderContext Decoder::forward(const DecoderOutputs& outputs, Run& run) {
 }
 
 // Gradients of the layer that nothing was written to in this step, neighbours as one range.
-void Decoder::lend_gradients(size_t layer, LoanPool& loans, const Exec& exec) const {
+void Decoder::lend_gradients(size_t layer, LoanPool& loans) const {
     std::map<char*, size_t> ranges;
     for (const Parameter* p : layer_parameters_[layer]) {
         if (p->fresh && p->main_grad)
             ranges[static_cast<char*>(p->main_grad.data)] = static_cast<size_t>(p->main_grad.bytes());
     }
-    // A dry run's pool gives addresses without memory: these stand where no such address is.
-    constexpr uintptr_t kNoMemory = uintptr_t{1} << 62;
     for (auto at = ranges.begin(); at != ranges.end();) {
         auto [begin, bytes] = *at++;
         for (; at != ranges.end() && at->first == begin + bytes; ++at) bytes += at->second;
-        void* const place =
-            exec.dry ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(begin) | kNoMemory) : begin;
-        loans.lend(static_cast<int64_t>(layer), place, bytes);
+        loans.lend(static_cast<int64_t>(layer), begin, bytes);
     }
 }
 

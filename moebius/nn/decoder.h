@@ -97,7 +97,7 @@ class Decoder {
     UnitHooks* hooks_ = nullptr;
 
     Module& unit(size_t index);
-    void lend_gradients(size_t layer, LoanPool& loans, const Exec& exec) const;
+    void lend_gradients(size_t layer, LoanPool& loans) const;
     std::shared_ptr<const precision::Recipe> recipe_of(size_t layer, const Run& run) const;
     std::vector<LowPrecisionState::Member> low_precision_members();
 };

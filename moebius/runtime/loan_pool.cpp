@@ -19,8 +19,12 @@ void LoanPool::lend(int64_t lender, void* begin, size_t bytes) {
     const auto address = reinterpret_cast<uintptr_t>(begin);
     const uintptr_t first = (address + kStep - 1) / kStep * kStep, past = (address + bytes) / kStep * kStep;
     if (first >= past) return;
+    // A dry pool's addresses count from zero.
+    constexpr uintptr_t kNoMemory = uintptr_t{1} << 62;
+    char* const place =
+        dry_ ? reinterpret_cast<char*>(first | kNoMemory) : static_cast<char*>(begin) + (first - address);
     Range range{.lender = lender, .free = {}, .used = {}};
-    range.free[static_cast<char*>(begin) + (first - address)] = past - first;
+    range.free[place] = past - first;
     ranges_.push_back(std::move(range));
 }
 

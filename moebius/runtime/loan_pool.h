@@ -1,17 +1,18 @@
 // Memory that somebody holds and does not use for a while, given to others until he needs it back.
 #pragma once
 
-#include "moebius/runtime/pool.h"
+#include "moebius/runtime/exec.h"
 
 namespace moebius {
 
-// Allocations lie in ranges that were lent, where they fit into one, and else come from `upstream`, which
-// must outlive them. The block is the free one that fits best, the lowest of equals: the same calls give the
-// same addresses. What lies in a range is nobody's in the upstream's report: its owner's.
+// Allocations lie in ranges that were lent, where they fit into one, and else come from exec.pool, which must
+// outlive them. The block is the free one that fits best, the lowest of equals: the same calls give the same
+// addresses. What lies in a range stands in that pool's report as its owner's alone.
 class LoanPool : public Pool {
   public:
-    // All work on ranges is ordered on `stream`; what is asked for on another comes from upstream.
-    LoanPool(Pool& upstream, Stream stream) : upstream_(upstream), stream_(stream) {}
+    // All work on ranges is ordered on exec.stream; what is asked for on another comes from exec.pool. A dry
+    // exec's ranges stand at addresses of their own, where no memory is.
+    explicit LoanPool(const Exec& exec) : upstream_(*exec.pool), stream_(exec.stream), dry_(exec.dry) {}
     LoanPool(const LoanPool&) = delete;
     LoanPool& operator=(const LoanPool&) = delete;
 
@@ -31,6 +32,7 @@ class LoanPool : public Pool {
     };
     Pool& upstream_;
     Stream stream_;
+    bool dry_;
     std::vector<Range> ranges_;
     int64_t current_ = 0, peak_ = 0;
 };

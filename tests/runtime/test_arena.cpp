@@ -233,7 +233,7 @@ TEST(CountingPool, SaysWhoHeldWhatAtThePeak) {
 TEST(LoanPool, GivesWhatFitsAndElseAsksUpstream) {
     HostArena own;
     alignas(kCudaAlignment) static char memory[4096];
-    LoanPool pool(own, stream_of(1));
+    LoanPool pool({.stream = stream_of(1), .pool = &own});
     const auto lies_in = [&](void* data, size_t begin, size_t bytes) {
         const char* at = static_cast<char*>(data);
         return at >= memory + begin && at < memory + begin + bytes;
@@ -269,6 +269,21 @@ TEST(LoanPool, GivesWhatFitsAndElseAsksUpstream) {
     for (void* block : {before, beyond, later}) pool.release(block, stream_of(1));
     pool.release(elsewhere, stream_of(2));
     EXPECT_EQ(own.report().current_bytes, 0);
+}
+
+// Where a real address would be one that a counting pool has given.
+TEST(LoanPool, OfADryRunHasAddressesOfItsOwn) {
+    CountingPool own;
+    LoanPool pool({.pool = &own, .dry = true});
+    void* const before = pool.allocate("a", 4096, {});
+    pool.lend(0, before, 4096);
+    void* const lent = pool.allocate("b", 4096, {});
+    EXPECT_NE(lent, before);
+    EXPECT_EQ(own.report().current_bytes, 4096);
+    pool.release(before, {});
+    EXPECT_EQ(own.report().current_bytes, 0);
+    pool.release(lent, {});
+    pool.take_back(0);
 }
 
 TEST(HostArena, GrowsInOneRange) {

@@ -4,9 +4,9 @@
 
 #include "moebius/nn/grouped_linear.h"
 #include "moebius/nn/scaled_glu.h"
-#include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 #include "moebius/ops/grouped_mlp/grouped_mlp.h"
 #include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
+#include "moebius/runtime/loan_pool.h"
 
 namespace moebius::nn {
 namespace {
@@ -117,6 +117,12 @@ class FusedGroupedMlp : public Fusible {
   private:
     int64_t intermediate() const { return down_.options().in_features; }
     int64_t experts() const { return down_.options().num_groups; }
+    // The gate-up weight's, if nothing was written there in this step.
+    void lend_gradient(LoanPool& pool) const {
+        const Parameter& weight = *gate_up_.weight();
+        if (weight.fresh && weight.main_grad)
+            pool.lend(0, weight.main_grad.data, static_cast<size_t>(weight.main_grad.bytes()));
+    }
 
     Forward forward_quantized(const Activation& x, std::span<const Tensor> extra, Run& run) {
         const Recipe& recipe = *run.recipe;
@@ -127,8 +133,13 @@ class FusedGroupedMlp : public Fusible {
         context->c = Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, run.keeping());
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
         context->low_x = low_gate_up.input(x, extra[0], recipe, {.row = true, .column = run.pass.save}, run);
-        const Quantized gate_up = low_gate_up.weight(Direction::Row, recipe, run),
-                        down = low_down.weight(Direction::Row, recipe, run);
+        // Codes of weights that nobody keeps may lie where the gate-up weight's gradient comes in backward.
+        LoanPool room(exec);
+        if (run.pass.lend_gradients) lend_gradient(room);
+        Run with_room = run;
+        with_room.exec.pool = &room;
+        const Quantized gate_up = low_gate_up.weight(Direction::Row, recipe, with_room),
+                        down = low_down.weight(Direction::Row, recipe, with_room);
         Made activation("activation", Role::Input, low_down, recipe, {rows, intermediate(), experts()},
                         run.pass.save, run);
         ops::grouped_mlp_quantized({.options = glu_.options(),
@@ -157,13 +168,20 @@ class FusedGroupedMlp : public Fusible {
         const int64_t rows = dy.rows();
         const Tensor& split_sizes = context.split_sizes;
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
-        // Codes that nobody keeps are made when they are read.
+        // Codes that nobody keeps are made when they are read. What is needed up to dC alone may then lie
+        // where the gate-up weight's gradient is written afterwards.
         const bool whole = low_gate_up.keeps_weight(recipe);
+        Parameter& weight = *gate_up_.weight();
+        LoanPool room(exec);
+        if (!whole) lend_gradient(room);
         Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, exec);
-        Quantized low_dy = low_down.grad_output(dy, split_sizes, recipe, {.row = true, .column = true}, run);
-        Quantized down = low_down.weight(Direction::Column, recipe, run);
         Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()}, true,
                 run);
+        Run until_dc = run;
+        until_dc.exec.pool = &room;
+        Quantized low_dy =
+            low_down.grad_output(dy, split_sizes, recipe, {.row = true, .column = true}, until_dc);
+        Quantized down = low_down.weight(Direction::Column, recipe, until_dc);
         ops::GroupedMlpQuantizedBackwardArgs args{.options = glu_.options(),
                                                   .activation = context.activation.column(),
                                                   .down = down.column(),
@@ -189,13 +207,14 @@ class FusedGroupedMlp : public Fusible {
             args.x = context.low_x.column();
             args.gate_up = gate_up.column();
             args.dx = dx;
-            args.dgate_up = gate_up_.weight()->main_grad;
-            args.beta_gate_up = gate_up_.weight()->take_fresh();
+            args.dgate_up = weight.main_grad;
+            args.beta_gate_up = weight.take_fresh();
             ops::grouped_mlp_quantized_backward(args, exec);
         } else {
-            ops::grouped_mlp_quantized_backward(args, exec);
+            ops::grouped_mlp_quantized_backward(args, until_dc.exec);
             low_dy = down = context.activation = {};
             context.c.reset();
+            room.take_back(0);
             low_gate_up.wgrad(dc.column, context.low_x, split_sizes, recipe, run);
             dc.column = context.low_x = {};
             dx = make_dx();
@@ -230,22 +249,9 @@ std::string why_not(std::span<Fusible* const> window, const Run& run) {
     return {};
 }
 
-bool on_untried_kernels(const Run& run) {
-    if (run.recipe->scale != ScaleKind::MX32) return false;
-    const std::vector<ops::VariantInfo> variants = ops::grouped_gemm_quantized_variants();
-    const auto* expected = ops::expected_variant(variants, run.exec.device->kind(), run.exec.device->cc());
-    return expected && expected->untried;
-}
-
 // A scale that comes from the amax of the whole tensor is known after the last tile.
 std::string note(std::span<Fusible* const>, const Run& run) {
-    if (!run.recipe) return {};
-    if (on_untried_kernels(run)) {
-        return fmt::format(
-            "{}: the products' kernels were compiled for this card but not yet run on such a one",
-            run.recipe->name);
-    }
-    if (run.recipe->source != precision::ScaleSource::Current) return {};
+    if (!run.recipe || run.recipe->source != precision::ScaleSource::Current) return {};
     return fmt::format(
         "{}: the scales of the activation and of the gradient of the pre-activation are known after the last "
         "tile, so one more pass over the pre-activation quantizes both ways",
