@@ -99,10 +99,19 @@ Forward DecoderLayer::forward(Activation x, Run& run) {
         return {.high = std::move(y), .again = std::move(again)};
     };
     Tensor input_rstd = Tensor::empty("norm.rstd", {shape[0]}, DType::F32, run.exec);
-    Tensor normed = make("norm.y");
-    ops::rms_norm({.x = x.high, .weight = input_norm_->value, .y = normed, .rstd = input_rstd, .eps = eps_},
+    // Under a recipe the projection quantizes its input first of all, and makes the norm of it on the way.
+    const bool quantized = run.recipe != nullptr && attention_module_ == &attention_;
+    Tensor normed = quantized ? Tensor() : make("norm.y");
+    ops::rms_norm({.x = x.high,
+                   .weight = input_norm_->value,
+                   .y = quantized ? View() : normed.view(),
+                   .rstd = input_rstd,
+                   .eps = eps_},
                   run.exec);
-    Forward attended = attention_module_->forward(norm_of(std::move(normed), x.high, input_norm_), run);
+    Activation attended_to = quantized
+                                 ? Activation{.high = x.high, .rstd = input_rstd, .norm_weight = input_norm_}
+                                 : norm_of(std::move(normed), x.high, input_norm_);
+    Forward attended = attention_module_->forward(std::move(attended_to), run);
 
     Tensor h = keep("layer.h");
     Tensor post_rstd = Tensor::empty("norm.rstd", {shape[0]}, DType::F32, run.exec);

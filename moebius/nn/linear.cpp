@@ -29,14 +29,18 @@ Forward Linear::forward(Activation x, Run& run) {
     if (run.recipe) {
         context->recipe = run.recipe;
         const bool column = run.pass.save && !input_stays_;
-        context->low_x = low_.input(x.high, row_count(run), *run.recipe, {true, column}, run);
+        context->low_x = low_.input(x, row_count(run), *run.recipe, {true, column}, run);
         low_.forward(context->low_x, row_count(run), y, *run.recipe, run);
         context->low_x.drop(Direction::Row);
     } else {
+        MOEBIUS_CHECK(!x.rstd, "the norm's output was not made");
         ops::gemm({.kind = ops::GemmKind::Forward, .a = x.high, .b = weight_->value, .out = y}, run.exec);
     }
     if (!run.pass.save) return {{y}, nullptr};
-    if (!run.recipe || input_stays_) context->x = Kept(x);
+    if (!run.recipe || input_stays_) {
+        MOEBIUS_CHECK(!x.rstd, "the norm's output was not made");
+        context->x = Kept(x);
+    }
     return {{y}, std::move(context)};
 }
 

@@ -68,8 +68,12 @@ TensorState TensorState::expert(int64_t e) const {
 
 Quantized quantize_rows(const Rows& rows, const View& split_sizes, Role role, const Recipe& recipe,
                         Directions directions, const Exec& exec, const TensorState& state) {
-    const ops::QuantizeSource source{
-        .values = rows.values, .split_sizes = split_sizes, .row_index = rows.row_index, .topk = rows.topk};
+    const ops::QuantizeSource source{.values = rows.values,
+                                     .split_sizes = split_sizes,
+                                     .row_index = rows.row_index,
+                                     .topk = rows.topk,
+                                     .rstd = rows.rstd,
+                                     .norm_weight = rows.norm_weight};
     const Quantized made =
         Quantized::empty("activation", spec_of(role, recipe, directions, matrix_of(source)), exec);
     fill(made, source, role, recipe, state, exec);
@@ -138,7 +142,8 @@ bool LowPrecisionLinear::keeps_weight(const Recipe& recipe) const {
 }
 
 Quantized LowPrecisionLinear::weight(Direction direction, const Recipe& recipe, const Run& run) {
-    const ops::QuantizeSource source{.values = value(weight_->value), .split_sizes = {}, .row_index = {}};
+    const ops::QuantizeSource source{
+        .values = value(weight_->value), .split_sizes = {}, .row_index = {}, .rstd = {}, .norm_weight = {}};
     const bool kept = keeps_weight(recipe);
     if (kept && kept_version_ == weight_->version) return kept_;
     const bool row = direction == Direction::Row;

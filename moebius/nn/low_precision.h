@@ -62,15 +62,21 @@ struct Directions {
 };
 
 // (M, K) to quantize: the rows of `values`, or those that `row_index` (M) i32 names: row m is row
-// row_index[m] / topk of `values`.
+// row_index[m] / topk of `values`; with `rstd` and `norm_weight` what a norm makes of them, as
+// ops::QuantizeSource has it.
 struct Rows {
     View values, row_index;
     int64_t topk = 1;
+    View rstd, norm_weight;
 
     Rows(const View& view) : values(view) {}
     Rows(const Tensor& tensor) : values(tensor) {}
     Rows(const Activation& x) : values(x.high), topk(x.topk) {
         if (x.source) row_index = x.source;
+        if (x.rstd) {
+            rstd = x.rstd;
+            norm_weight = x.norm_weight->value;
+        }
     }
 };
 

@@ -36,6 +36,10 @@ struct Activation {
     Tensor source = {};  // (M) i32
     int64_t topk = 1;
     std::shared_ptr<const Remake> again = {};  // makes `high`; null: who needs it later keeps it
+    // With these nobody has made the norm's output yet: it is `high` · rstd · norm_weight, for who quantizes
+    // it.
+    Tensor rstd = {};  // (T) f32
+    const Parameter* norm_weight = nullptr;
 
     int64_t rows() const { return source ? source.shape()[0] : high.shape()[0]; }
 };

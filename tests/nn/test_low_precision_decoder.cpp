@@ -194,6 +194,7 @@ TEST(LowPrecisionDecoder, LayersThatAreLeftOutAreAsIfThereWereNoRecipe) {
     EXPECT_NE(seen[3], seen[2]);
 }
 
+// Recompute::Attention quantizes a norm that was made, the others make it as they quantize.
 TEST(LowPrecisionDecoder, RecomputationChangesNoBit) {
     for (const char* name : kRecipes) {
         std::vector<std::vector<float>> seen;

@@ -4,6 +4,7 @@
 
 #include "moebius/nn/grouped_linear.h"
 #include "moebius/nn/scaled_glu.h"
+#include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
 #include "moebius/ops/grouped_mlp/grouped_mlp.h"
 #include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
 #include "moebius/runtime/loan_pool.h"
@@ -249,9 +250,22 @@ std::string why_not(std::span<Fusible* const> window, const Run& run) {
     return {};
 }
 
+bool on_untried_kernels(const Run& run) {
+    if (run.recipe->scale != ScaleKind::MX32) return false;
+    const std::vector<ops::VariantInfo> variants = ops::grouped_gemm_quantized_variants();
+    const auto* expected = ops::expected_variant(variants, run.exec.device->kind(), run.exec.device->cc());
+    return expected && expected->untried;
+}
+
 // A scale that comes from the amax of the whole tensor is known after the last tile.
 std::string note(std::span<Fusible* const>, const Run& run) {
-    if (!run.recipe || run.recipe->source != precision::ScaleSource::Current) return {};
+    if (!run.recipe) return {};
+    if (on_untried_kernels(run)) {
+        return fmt::format(
+            "{}: the products' kernels were compiled for this card but not yet run on such a one",
+            run.recipe->name);
+    }
+    if (run.recipe->source != precision::ScaleSource::Current) return {};
     return fmt::format(
         "{}: the scales of the activation and of the gradient of the pre-activation are known after the last "
         "tile, so one more pass over the pre-activation quantizes both ways",
