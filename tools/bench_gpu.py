@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures Moebius on a GPU beside torch and Hugging Face and writes bench/results/gpu_*.json: run by tools/bench.sh --gpu.
 
-    tools/bench_gpu.py [--only start,step,gemm,bytes,fp8] [--bin DIR] [--python FILE] [--out DIR] [--samples N] [--quick] [--limit SECONDS]
+    tools/bench_gpu.py [--only start,step,gemm,bytes,fp8] [--bin DIR] [--python FILE] [--out DIR] [--samples N] [--quick] [--limit SECONDS] [--theirs NAMES]
 
   start L0_sanity from the start of the process to the end of its first step                               gpu_start.json
   step  training steps of two layers of Mixtral-8x7B and four fine-grained ones, beside Hugging Face's    gpu_step.json
@@ -188,6 +188,7 @@ def arguments():
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--modes", default="fused_grouped_mlp", help="of expert_ffn_mode, with commas")
+    parser.add_argument("--theirs", default="grouped_mm,eager", help="of Hugging Face's experts in step, with commas")
     parser.add_argument("--genome", type=pathlib.Path, default=ROOT / "build/data/NC_008253.fna.gz", help="for start")
     parser.add_argument("--commit", default="", help="of the programs, where they do not say")
     parser.add_argument("--limit", type=float, default=480, help="seconds; what has not come by then is left out")
@@ -197,7 +198,7 @@ def arguments():
     unknown = [topic for topic in options.only if topic not in TOPICS]
     if unknown:
         parser.error(f"--only: {unknown[0]} is not one of {', '.join(TOPICS)}")
-    options.modes = options.modes.split(",")
+    options.modes, options.theirs = options.modes.split(","), options.theirs.split(",")
     options.bin, options.genome = options.bin.resolve(), options.genome.resolve()
     if options.quick:
         options.samples = 3

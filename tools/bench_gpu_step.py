@@ -96,7 +96,7 @@ class Steps:
         """{side: (line, clocks and watts)}"""
         sides = {}
         words = f"step --case {kind.shape} --accumulate {kind.micro_batches} --warmup 3 --samples {self.options.samples}"
-        for experts in kind.experts[:1] if self.options.quick else kind.experts:
+        for experts in [name for name in kind.experts if name in self.options.theirs][: 1 if self.options.quick else None]:
             try:
                 answers = self.bench.ask_torch(f"{words} --experts {experts}")
             except Failed as error:
