@@ -4,10 +4,12 @@
 #include <algorithm>
 
 #include "bench/bench.h"
+#include "moebius/base/bf16.h"
 #include "moebius/base/error.h"
 #include "moebius/base/philox.h"
 #include "moebius/base/version.h"
 #include "moebius/comm/registry.h"
+#include "moebius/runtime/transfer.h"
 #include "moebius/train/machine.h"
 #include "moebius/train/resolve.h"
 #include "moebius/train/run_folder.h"
@@ -77,6 +79,47 @@ config::TrainConfig load_config(const std::string& name, const fs::path& configs
         .config;
 }
 
+// As ParameterSet::fill, but of each tensor only the first numbers are drawn, and repeated: on a host a
+// number costs enough for billions of them to take longer than the steps. An odd period, so that rows differ.
+constexpr int64_t kDrawn = (int64_t{1} << 22) + 9;
+
+void fill_repeating(ParameterSet& parameters, uint64_t seed, const Exec& exec) {
+    constexpr int64_t kPiece = 1 << 16;
+    std::vector<float> drawn;
+    std::vector<BF16> rounded;
+    for (const auto& p : parameters.all()) {
+        const View& value = p->value;
+        const int64_t count = std::min(value.numel(), kDrawn), size = bits(value.dtype) / 8;
+        const Philox random(seed, p->spec.name);
+        drawn.assign(static_cast<size_t>(count), p->spec.init == Init::Ones ? 1.0f : 0.0f);
+        if (p->spec.init == Init::Normal) {
+            exec.parallel((count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
+                for (int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
+                    drawn[static_cast<size_t>(i)] =
+                        static_cast<float>(p->spec.init_std * random.normal(static_cast<uint64_t>(i)));
+                }
+            });
+        }
+        const void* from = drawn.data();
+        if (value.dtype == DType::BF16) {
+            rounded.resize(drawn.size());
+            std::transform(drawn.begin(), drawn.end(), rounded.begin(), to_bf16);
+            from = rounded.data();
+        }
+        auto* data = static_cast<char*>(value.data);
+        copy_to_device(data, from, static_cast<size_t>(count * size), exec);
+        for (int64_t done = count; done < value.numel();) {
+            const int64_t more = std::min(done, value.numel() - done);
+            copy(data + done * size, data, static_cast<size_t>(more * size), exec);
+            done += more;
+        }
+    }
+    if (parameters.masters() && parameters.masters().data != parameters.values().data)
+        parameters.masters_from_values(exec);
+    parameters.touch();
+    synchronize(exec);
+}
+
 Json spread(std::vector<double> seconds) {
     std::sort(seconds.begin(), seconds.end());
     return {{"median", seconds[seconds.size() / 2]}, {"least", seconds.front()}, {"most", seconds.back()}};
@@ -144,7 +187,12 @@ int run_train(Options options) {
     nn::Run run{.exec = machine.exec(&c.kernels), .dtype = train::dtype_from(c.dtype), .world = world.get()};
     const double begin = seconds_now();
     model.place(train::place_options(c), run.exec);
-    model.parameters().fill(static_cast<uint64_t>(c.seed), run.exec);
+    const bool repeating = machine.on_gpu() && c.optimizer_store_param_remainders == false;
+    if (repeating) {
+        fill_repeating(model.parameters(), static_cast<uint64_t>(c.seed), run.exec);
+    } else {
+        model.parameters().fill(static_cast<uint64_t>(c.seed), run.exec);
+    }
     const double filled = seconds_now() - begin;
     const data::BatchShape shape{
         .rows = rows, .capacity = rows * length, .max_seqlen = length, .max_pieces = rows};
@@ -174,6 +222,7 @@ int run_train(Options options) {
            {"samples", m.step},
            {"enqueue_samples", m.enqueue},
            {"graph_nodes", step.graph_nodes()},
+           {"weights", repeating ? "the first 4 M numbers of each tensor, repeated" : "as in training"},
            {"fill_seconds", filled},
            {"first_loss", m.first_loss},
            {"last_loss", m.last_loss},
