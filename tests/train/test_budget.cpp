@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <climits>
 
 #include "moebius/base/error.h"
@@ -42,17 +43,23 @@ TEST(Budget, TheCopyOfAsyncSaveCounts) {
                 AllOf(HasSubstr("parameters need"), Not(HasSubstr("async_save"))));
 }
 
-// Codes are made and read in software on a CPU: fewer steps fit. The product that is timed varies, so the two
-// are far apart.
+// Codes are made and read in software on a CPU: fewer steps fit. Other work on the machine makes the product
+// that is timed slower, never faster: the most of several counts.
 TEST(Budget, ARecipeOnTheCpuTakesFewerSteps) {
     TestMachine machine;
     if (machine.on_gpu()) GTEST_SKIP() << "about the CPU";
-    const BudgetInput plain{.training_tokens = int64_t{1} << 50, .flops_per_step = 1e9};
-    BudgetInput codes = plain;
-    codes.codes = true;
-    const int64_t steps = choose_num_steps(plain, machine.exec).steps;
-    EXPECT_LT(choose_num_steps(codes, machine.exec).steps, steps / 2);
-    EXPECT_GT(choose_num_steps(codes, machine.exec).steps, steps / 20);
+    const auto most_steps = [&](bool with_codes) {
+        int64_t most = 0;
+        for (int i = 0; i < 5; ++i) {
+            const BudgetInput input{
+                .training_tokens = int64_t{1} << 50, .flops_per_step = 1e9, .codes = with_codes};
+            most = std::max(most, choose_num_steps(input, machine.exec).steps);
+        }
+        return most;
+    };
+    const int64_t plain = most_steps(false), codes = most_steps(true);
+    EXPECT_LT(codes, plain / 2);
+    EXPECT_GT(codes, plain / 20);
 }
 
 TEST(ControlGroup, ItsOwnAndThoseAroundIt) {
