@@ -22,8 +22,8 @@ int output_columns();  // of the terminal, now; 80 where it does not say
 void keep_standard_streams();
 void print_error(const std::string& text);
 
-// SIGINT and SIGTERM set the flag once; a second one ends the process at once. SIGPIPE and SIGXFSZ are
-// ignored: the write fails instead. The log's sink becomes stderr.
+// SIGINT, SIGTERM and SIGHUP set the flag once; a second one ends the process at once. SIGPIPE and SIGXFSZ
+// are ignored: the write fails instead. The log's sink becomes stderr.
 const std::atomic<bool>& install_signals();
 
 // configs/ beside the source tree's build folder, or share/moebius/configs of an installation.

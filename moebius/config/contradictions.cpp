@@ -200,6 +200,12 @@ class Contradictions {
                              double_text(a.eps)),
                  {"adamw_kwargs.eps"});
         }
+        if (config_.clip_grad_norm > 0 && static_cast<float>(config_.clip_grad_norm) <= 0.0f) {
+            fail(
+                fmt::format("clip_grad_norm = {} must be above 0 in fp32 too, where it is 0 (0: no clipping)",
+                            double_text(config_.clip_grad_norm)),
+                {"clip_grad_norm"});
+        }
         for (const auto& [key, value] : {std::pair("adamw_kwargs.lr", a.lr),
                                          {"adamw_kwargs.eps", a.eps},
                                          {"adamw_kwargs.weight_decay", a.weight_decay},

@@ -292,7 +292,14 @@ std::string ModelConfig::value_json(std::string_view key) const {
 }
 
 std::string ModelConfig::to_json() const {
-    return document_->json.dump(2) + "\n";
+    // Readers of the folder take a whole number for another type than the key's.
+    Json written = document_->json;
+    for (const ModelKey& key : model_keys()) {
+        const auto found = written.find(key.key);
+        if (key.type == JsonType::Number && found != written.end() && found->is_number_integer())
+            *found = found->get<double>();
+    }
+    return written.dump(2) + "\n";
 }
 
 }  // namespace moebius::config

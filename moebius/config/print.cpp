@@ -192,7 +192,7 @@ constexpr std::string_view kDocsHead = R"(# Configuration
 <!-- Written by `moebius config --docs` from the schema; change the schema, not this page. -->
 
 `moebius train --config-name NAME key.sub=value …` reads `NAME.yaml`, then the overrides. Every key, its default and its
-range stand below; `moebius config …` prints the configuration that a command line gives, with the place of each value.
+range stand below; `moebius config …` prints the configuration that a command line gives, with `--places` the place of each value too.
 
 - `--config-name NAME` takes `NAME.yaml` from `--config-path DIR`, then from the shipped configurations;
   `--config FILE` reads one file.

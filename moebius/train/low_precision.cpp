@@ -124,6 +124,12 @@ std::string describe_low_precision(const nn::Decoder& decoder) {
     for (int64_t i = 0; i < decoder.options().layers; ++i) layers += o.uses(static_cast<size_t>(i));
     const DType forward = o.recipe->tensor(Role::Input).element,
                 gradient = o.recipe->tensor(Role::GradOutput).element;
+    if (layers == 0) {
+        return fmt::format(
+            "{} in none of {} layers (layer_precision, config_kwargs.num_layers_at_start_in_bf16, "
+            "…_at_end_in_bf16): nothing is quantized",
+            o.recipe->name, decoder.options().layers);
+    }
     constexpr double kMiB = 1 << 20;
     const int64_t kept = decoder.low_precision().weight_bytes();
     const std::string weights = kept == 0 ? "weights are quantized for each use (fp8_config.keep_weights)"

@@ -89,6 +89,12 @@ bool is_about_the_process(const std::string& key) {
     return false;
 }
 
+// What makes a run's first weights.
+bool is_about_the_beginning(const std::string& key) {
+    return key == "init_from_pretrained" || key == "spike_no_more_embedding_init" ||
+           key == "use_megatron_scaled_init" || key.ends_with(".preserve_high_precision_init_val");
+}
+
 // Of what is quantized, and how.
 std::map<std::string, std::string> low_precision_keys(const TrainerState& state) {
     std::map<std::string, std::string> found;
@@ -124,8 +130,10 @@ std::vector<std::string> changed_settings(const std::string& saved_yaml, const s
         for (const auto& [key, value] : *each) keys.insert(key);
     for (const std::string& key : keys) {
         const std::string old = value_of(saved, key), value = value_of(now, key);
-        if (old != value && !is_about_the_process(key))
-            changed.push_back(fmt::format("{}: {} -> {}", key, old, value));
+        if (old == value || is_about_the_process(key)) continue;
+        changed.push_back(
+            fmt::format("{}: {} -> {}{}", key, old, value,
+                        is_about_the_beginning(key) ? " (changes nothing: the run has begun)" : ""));
     }
     return changed;
 }

@@ -276,10 +276,17 @@ StepPlan Trainer::make_step() {
 void Trainer::note_data() const {
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
-    if (!c_.fp8_config.enabled && c_.fp8_config.fp8_recipe != config::Fp8Config{}.fp8_recipe) {
-        note(fmt::format(
-            "warning: fp8_config.fp8_recipe = {} changes nothing while fp8_config.enabled = false",
-            c_.fp8_config.fp8_recipe));
+    if (!c_.fp8_config.enabled) {
+        const config::Fp8Config unset;
+        const auto unused = [&](const char* key, const std::string& value, const std::string& usual) {
+            if (value == usual) return;
+            note(fmt::format("warning: fp8_config.{} = {} changes nothing while fp8_config.enabled = false",
+                             key, value));
+        };
+        unused("fp8_recipe", c_.fp8_config.fp8_recipe, unset.fp8_recipe);
+        unused("fp8_format", c_.fp8_config.fp8_format, unset.fp8_format);
+        unused("keep_weights", c_.fp8_config.keep_weights, unset.keep_weights);
+        if (!c_.fp8_config.fp8_recipe_kwargs.empty()) unused("fp8_recipe_kwargs", "{…}", "");
     }
     if (const double share = data_.dataset->uncertain_share();
         share >= 0.01 && c_.dataset.mask_degenerate_bases) {
@@ -474,6 +481,10 @@ void Trainer::validate(bool final) {
     if (!report) {
         note("warning: the held-out data have no label that counts, so there is no held-out loss");
         return;
+    }
+    if (!std::isfinite(report->loss)) {
+        note(fmt::format("warning: the held-out loss is not finite at step {}: the model is of no use",
+                         update_));
     }
     result_.validation_loss = report->loss;
     metrics_->append(validation_json(*report));

@@ -37,6 +37,7 @@ REFUSED = [
     ("dtype=fp16", ["dtype = fp16", "fp32, bf16"]),
     ("adamw_kwargs.betas=[0.9,0.9999999999]", ["adamw_kwargs.betas[1] = 0.9999999999", "fp32"]),
     ("adamw_kwargs.eps=1e-60", ["adamw_kwargs.eps = 1e-60", "fp32"]),
+    ("clip_grad_norm=1e-50", ["clip_grad_norm = 1e-50", "fp32"]),
     ("clip_grad_norm=1e39", ["clip_grad_norm = 1e+39", "fp32"]),
     ("dataset.prefetch_factor=4294967297", ["dataset.prefetch_factor = 4294967297", "at most"]),
     ("dataset.num_workers=4294967297", ["dataset.num_workers = 4294967297", "at most 1024"]),

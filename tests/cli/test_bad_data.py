@@ -30,7 +30,7 @@ class BadDataTest(program.TestCase):
         self.result = self.moebius(
             "train", *program.tiny(path, self.folder), "checkpoint.resume_from_checkpoint=false", *more
         )
-        return [line["loss"] for line in program.metrics(self.folder / "run")]
+        return [line["loss"] for line in program.metrics(self.folder / "run") if "loss" in line]
 
     def test_missing(self):
         self.rejected(["nothing.fa", "No such file", "dataset.path"], self.folder / "nothing.fa")
@@ -135,6 +135,13 @@ class BadDataTest(program.TestCase):
         self.assertIn("dataset.uppercase_labels=true", self.result.stdout)
         self.trains("masked.fa", "dataset.uppercase_labels=true")
         self.assertRegex(self.result.stdout, r"soft masking\), and labels are upper case")
+
+    def test_a_held_out_loss_that_is_not_finite_is_told(self):
+        held_out = ["validation.enabled=true", f"validation.data_path={self.fasta}", "validation.fraction=null"]
+        self.trains(self.fasta, *held_out)
+        self.assertNotIn("not finite", self.result.stdout)
+        self.trains(self.fasta, *held_out, "num_train_steps=2", "adamw_kwargs.weight_decay=1e30")
+        self.assertRegex(self.result.stdout, r"warning: the held-out loss is not finite at step \d")
 
     def test_letters_that_are_no_labels_are_told(self):
         plain = self.fasta.read_bytes()

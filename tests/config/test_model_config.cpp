@@ -112,6 +112,18 @@ TEST(ModelConfig, ToJsonIsSortedAndReadsBack) {
     EXPECT_EQ(sample().keys().size(), 10u);
 }
 
+// Hugging Face refuses a whole number for what it declares as a float.
+TEST(ModelConfigText, FloatsAreWrittenAsFloats) {
+    const std::string text =
+        ModelConfig::parse(
+            R"({"router_aux_loss_coef": 0, "rms_norm_eps": 1, "hidden_size": 8, "unknown": 3})", "x")
+            .to_json();
+    EXPECT_THAT(text, HasSubstr("\"router_aux_loss_coef\": 0.0"));
+    EXPECT_THAT(text, HasSubstr("\"rms_norm_eps\": 1.0"));
+    EXPECT_THAT(text, HasSubstr("\"hidden_size\": 8"));
+    EXPECT_THAT(text, HasSubstr("\"unknown\": 3\n"));
+}
+
 TEST(ModelConfig, OverridesApply) {
     ModelConfig config = sample();
     config.apply(literals({{"hidden_size", "128"},

@@ -21,6 +21,9 @@ TEST(Resume, SettingsThatChangedAreNamedWithBothValues) {
                 ElementsAre("adamw_kwargs.eps: (unset) -> 1e-08", "dataset.micro_batch_size: 8 -> 4",
                             "grad_acc_steps: 1 -> 2"));
     EXPECT_THAT(changed_settings(now, now), ElementsAre());
+    // What made the first weights does nothing later, and is not said to.
+    EXPECT_THAT(changed_settings("init_from_pretrained: null\n", "init_from_pretrained: DIR\n"),
+                ElementsAre("init_from_pretrained: null -> DIR (changes nothing: the run has begun)"));
 }
 
 TEST(Resume, AnotherTimeBudgetIsSaidToChangeNothing) {
