@@ -187,7 +187,7 @@ int run_train(Options options) {
     nn::Run run{.exec = machine.exec(&c.kernels), .dtype = train::dtype_from(c.dtype), .world = world.get()};
     const double begin = seconds_now();
     model.place(train::place_options(c), run.exec);
-    const bool repeating = machine.on_gpu() && c.optimizer_store_param_remainders == false;
+    const bool repeating = machine.on_gpu() && !c.optimizer_store_param_remainders;
     if (repeating) {
         fill_repeating(model.parameters(), static_cast<uint64_t>(c.seed), run.exec);
     } else {

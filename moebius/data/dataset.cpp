@@ -42,10 +42,13 @@ class DatasetReader {
     DatasetReader(Dataset& data, const DatasetOptions& options)
         : data_(data), options_(options), limit_(options.memory_limit) {
         if (limit_ <= 0) limit_ = machine_memory() / 10 * 9;
-        for (int byte = 0; byte < 256; ++byte)
-            known_[static_cast<size_t>(byte)] = data.tokenizer().is_known(static_cast<char>(byte));
-        for (int32_t id = 0; id < data.tokenizer().vocab_size(); ++id)
-            certain_.push_back(data.tokenizer().is_certain(id));
+        for (int byte = 0; byte < 256; ++byte) {
+            const char letter = static_cast<char>(byte);
+            ids_.clear();
+            data.tokenizer().encode_residues({&letter, 1}, ids_);
+            letters_[static_cast<size_t>(byte)] = {.unknown = !data.tokenizer().is_known(letter),
+                                                   .uncertain = !data.tokenizer().is_certain(ids_.at(0))};
+        }
     }
 
     void read_all() {
@@ -100,11 +103,9 @@ class DatasetReader {
                                .file = narrow<int32_t>(data_.files_.size() - 1),
                                .name_length = narrow<int32_t>(head.name.size())};
         for (std::string_view piece = source.piece(); !piece.empty(); piece = source.piece()) {
-            count_unknown(piece, head, stats);
-            for (const char c : piece) stats.lower_case += c >= 'a' && c <= 'z';
+            count_letters(piece, head, stats);
             ids_.clear();
             data_.tokenizer().encode_residues(piece, ids_);
-            for (const int32_t id : ids_) stats.uncertain += !certain_[static_cast<size_t>(id)];
             data_.store_.append(ids_);
             sum_.update(ids_.data(), ids_.size() * sizeof(int32_t));
             check_memory(data_.store_.bytes() - TokenStore::kBlockTokens * data_.store_.width());
@@ -117,16 +118,22 @@ class DatasetReader {
         stats.empty_records += record.length == 0;
     }
 
-    void count_unknown(std::string_view piece, const RecordHead& head, FileStats& stats) {
-        int64_t unknown = 0;
-        for (const char c : piece) unknown += !known_[static_cast<uint8_t>(c)];
+    void count_letters(std::string_view piece, const RecordHead& head, FileStats& stats) {
+        for (const char c : piece) stats.lower_case += c >= 'a' && c <= 'z';
+        int64_t unknown = 0, uncertain = 0;
+        for (const char c : piece) {
+            const Letter& letter = letters_[static_cast<uint8_t>(c)];
+            unknown += letter.unknown;
+            uncertain += letter.uncertain;
+        }
         if (unknown > 0 && first_unknown_.empty()) {
             const char c = *std::find_if(piece.begin(), piece.end(),
-                                         [&](char r) { return !known_[static_cast<uint8_t>(r)]; });
+                                         [&](char r) { return letters_[static_cast<uint8_t>(r)].unknown; });
             first_unknown_ = fmt::format("'{}' in record {} ({}), which begins in line {}", c, head.index,
                                          printable(head.name), head.line);
         }
         stats.unknown += unknown;
+        stats.uncertain += uncertain;
     }
 
     void report(const FileStats& stats) const {
@@ -165,11 +172,15 @@ class DatasetReader {
                 stats.path, duplicates, printable(first)));
     }
 
+    // What FileStats counts of a byte.
+    struct Letter {
+        bool unknown = false, uncertain = false;
+    };
+
     Dataset& data_;
     const DatasetOptions& options_;
     int64_t limit_;
-    std::array<bool, 256> known_{};
-    std::vector<uint8_t> certain_;  // by token
+    std::array<Letter, 256> letters_{};
     std::vector<int32_t> ids_;
     std::string first_unknown_;
     Checksum sum_;

@@ -99,8 +99,7 @@ bool is_about_the_beginning(const std::string& key) {
 std::map<std::string, std::string> low_precision_keys(const TrainerState& state) {
     std::map<std::string, std::string> found;
     for (const auto& [key, value] : flat_keys(state.config_yaml)) {
-        const bool other =
-            key.ends_with(".preserve_high_precision_init_val") || key == "fp8_config.keep_weights";
+        const bool other = is_about_the_beginning(key) || key == "fp8_config.keep_weights";
         if ((key.starts_with("fp8_config.") && !other) || key == "layer_precision") found[key] = value;
     }
     const Json model = Json::parse(state.model_config);
