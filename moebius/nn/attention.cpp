@@ -55,10 +55,8 @@ Attention::Attention(ParameterSet& parameters, const std::string& name, const At
       qkv_(parameters.declare({.name = name + ".qkv",
                                .shape = {(o.heads + 2 * o.kv_heads) * o.head_dim, o.hidden},
                                .init_std = o.init_std})),
-      out_(
-          parameters.declare(
-              {.name = name + ".out", .shape = {o.hidden, o.heads * o.head_dim}, .init_std = o.out_init_std}),
-          /*input_stays=*/true) {}
+      out_(parameters.declare(
+          {.name = name + ".out", .shape = {o.hidden, o.heads * o.head_dim}, .init_std = o.out_init_std})) {}
 
 void Attention::low_precision(std::vector<LowPrecisionLinear*>& list) {
     list.push_back(&qkv_.low_precision());
@@ -86,7 +84,7 @@ Forward Attention::forward(Activation x, Run& run) {
                     .lse = lse,
                     .out_rest = rounded ? y_rest.view().split_last(options_.head_dim) : View()},
                    run.exec);
-    Forward out = out_.forward({y}, run);
+    Forward out = out_.forward({.high = y, .stays = true}, run);
     if (!run.pass.save) return {out.y, nullptr};
     auto context = std::make_unique<AttentionContext>();
     context->qkv = std::move(projected.context);

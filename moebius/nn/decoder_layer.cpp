@@ -108,9 +108,11 @@ Forward DecoderLayer::forward(Activation x, Run& run) {
                    .rstd = input_rstd,
                    .eps = eps_},
                   run.exec);
-    Activation attended_to = quantized
-                                 ? Activation{.high = x.high, .rstd = input_rstd, .norm_weight = input_norm_}
-                                 : norm_of(std::move(normed), x.high, input_norm_);
+    Activation attended_to = quantized ? Activation{.high = x.high,
+                                                    .stays = run.remake && run.pass.save,
+                                                    .rstd = input_rstd,
+                                                    .norm_weight = input_norm_}
+                                       : norm_of(std::move(normed), x.high, input_norm_);
     Forward attended = attention_module_->forward(std::move(attended_to), run);
 
     Tensor h = keep("layer.h");

@@ -43,7 +43,9 @@ class LocalDispatcher : public TokenDispatcher {
         ops::permutation({selected, handle->row_of, handle->source, handle->split_sizes}, run.exec);
         Dispatched out;
         out.expert_input = gathered("dispatch.expert_input", hidden.high, *handle, gathers, run);
-        if (run.remake && !gathers) {
+        if (gathers) {
+            out.expert_input.again = hidden.again;
+        } else if (run.remake) {
             auto again = std::make_shared<GatherAgain>();
             again->hidden = Kept(hidden);
             again->source = handle->source;

@@ -10,8 +10,8 @@ struct GroupedLinearContext : Context {
     Kept x;
     Tensor split_sizes, scales;
     std::shared_ptr<const precision::Recipe> recipe;  // with it low_x in the place of x
-    Quantized low_x;
-    int64_t bytes() const override { return x ? x.bytes() : low_x.bytes(); }
+    KeptInput low_x;
+    int64_t bytes() const override { return x.bytes() + low_x.bytes(); }
 };
 
 }  // namespace
@@ -44,8 +44,8 @@ Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run&
     if (run.recipe) {
         if (bias_) throw Error(name() + " has a bias, which its products in low precision do not add");
         context->recipe = run.recipe;
-        context->low_x = low_.input(x, split_sizes, *run.recipe, {.row = true, .column = run.pass.save}, run);
-        low_.forward(context->low_x, split_sizes, y, *run.recipe, run);
+        const Quantized low_x = context->low_x.quantize(x, split_sizes, low_, *run.recipe, run);
+        low_.forward(low_x, split_sizes, y, *run.recipe, run);
     } else {
         MOEBIUS_CHECK(!x.source, "rows nobody gathered, without a recipe");
         context->x = Kept(x);
@@ -59,15 +59,15 @@ Forward GroupedLinear::forward(Activation x, std::span<const Tensor> extra, Run&
                           run.exec);
     }
     if (!run.pass.save) return {{y}, nullptr};
-    if (context->recipe) context->low_x.drop(Direction::Row);
     context->split_sizes = split_sizes;
     context->scales = scales;
     return {{y}, std::move(context)};
 }
 
-void GroupedLinear::weight_gradients(const Pending& p, Tensor* dscales, Run& run) {
+void GroupedLinear::weight_gradients(Pending& p, Tensor* dscales, Run& run) {
     if (p.recipe) {
-        low_.wgrad(p.low_dy, p.low_x, p.split_sizes, *p.recipe, run);
+        low_.wgrad(p.low_dy, p.low_x.take(p.split_sizes, low_, *p.recipe, run), p.split_sizes, *p.recipe,
+                   run);
         return;
     }
     ops::grouped_gemm({.kind = ops::GemmKind::Wgrad,
@@ -126,7 +126,7 @@ FusibleBackward GroupedLinear::backward(ContextPtr opaque, Activation dy, Run& r
 }
 
 void GroupedLinear::backward_dw(Run& run) {
-    for (const Pending& pending : pending_) weight_gradients(pending, nullptr, run);
+    for (Pending& pending : pending_) weight_gradients(pending, nullptr, run);
     pending_.clear();
 }
 

@@ -46,9 +46,10 @@ class GroupedLinear : public Fusible {
         Tensor dy, split_sizes, scales;
         Kept x;
         std::shared_ptr<const precision::Recipe> recipe;  // with it low_dy and low_x in the place of dy and x
-        Quantized low_dy, low_x;
+        Quantized low_dy;
+        KeptInput low_x;
     };
-    void weight_gradients(const Pending& pending, Tensor* dscales, Run& run);
+    void weight_gradients(Pending& pending, Tensor* dscales, Run& run);
 
     std::string name_;
     GroupedLinearOptions options_;

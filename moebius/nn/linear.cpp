@@ -7,10 +7,9 @@ namespace {
 
 struct LinearContext : Context {
     Kept x;
-    std::shared_ptr<const precision::Recipe>
-        recipe;  // with it low_x in the place of x, unless x stays anyway
-    Quantized low_x;
-    int64_t bytes() const override { return x ? x.bytes() : low_x.bytes(); }
+    std::shared_ptr<const precision::Recipe> recipe;  // with it low_x in the place of x
+    KeptInput low_x;
+    int64_t bytes() const override { return x.bytes() + low_x.bytes(); }
 };
 
 // All rows are one expert's.
@@ -28,19 +27,14 @@ Forward Linear::forward(Activation x, Run& run) {
     auto context = std::make_unique<LinearContext>();
     if (run.recipe) {
         context->recipe = run.recipe;
-        const bool column = run.pass.save && !input_stays_;
-        context->low_x = low_.input(x, row_count(run), *run.recipe, {true, column}, run);
-        low_.forward(context->low_x, row_count(run), y, *run.recipe, run);
-        context->low_x.drop(Direction::Row);
+        const Quantized low_x = context->low_x.quantize(x, row_count(run), low_, *run.recipe, run);
+        low_.forward(low_x, row_count(run), y, *run.recipe, run);
     } else {
         MOEBIUS_CHECK(!x.rstd, "the norm's output was not made");
         ops::gemm({.kind = ops::GemmKind::Forward, .a = x.high, .b = weight_->value, .out = y}, run.exec);
-    }
-    if (!run.pass.save) return {{y}, nullptr};
-    if (!run.recipe || input_stays_) {
-        MOEBIUS_CHECK(!x.rstd, "the norm's output was not made");
         context->x = Kept(x);
     }
+    if (!run.pass.save) return {{y}, nullptr};
     return {{y}, std::move(context)};
 }
 
@@ -49,15 +43,11 @@ Activation Linear::backward(ContextPtr opaque, Activation dy, Run& run) {
     const Shape shape{dy.high.shape()[0], weight_->spec.shape[1]};
     if (const auto& recipe = context->recipe) {
         const View& rows = row_count(run);
-        if (context->x) {
-            context->low_x =
-                low_.input(context->x.get(run), rows, *recipe, {.row = false, .column = true}, run);
-            context->x.reset();
-        }
+        Quantized low_x = context->low_x.take(rows, low_, *recipe, run);
         Quantized low_dy = low_.grad_output(dy.high, rows, *recipe, {.row = true, .column = true}, run);
-        low_.wgrad(low_dy, context->low_x, rows, *recipe, run);
+        low_.wgrad(low_dy, low_x, rows, *recipe, run);
         low_dy.drop(Direction::Column);
-        context->low_x = {};
+        low_x = {};
         Tensor dx = Tensor::empty("linear.dx", shape, run.dtype, run.exec);
         low_.dgrad(low_dy, rows, dx, *recipe, run);
         return {dx};

@@ -131,6 +131,31 @@ Quantized LowPrecisionLinear::input(const Rows& x, const View& split_sizes, cons
                          tensor(Role::Input, recipe, run));
 }
 
+Quantized LowPrecisionLinear::input_again(const Rows& x, const View& split_sizes, const Recipe& recipe,
+                                          const Run& run) const {
+    return quantize_rows(x, split_sizes, Role::Input, recipe, {.column = true}, run.exec,
+                         {.scale = tensor(Role::Input, recipe, run).scale});
+}
+
+Quantized KeptInput::quantize(const Activation& x, const View& split_sizes, const LowPrecisionLinear& linear,
+                              const Recipe& recipe, const Run& run) {
+    const bool again = x.stays || x.again, save = run.pass.save;
+    Quantized codes = linear.input(x, split_sizes, recipe, {.row = true, .column = save && !again}, run);
+    if (save && again) x_ = Kept(x);
+    if (save && !again) {
+        codes_ = codes;
+        codes_.drop(Direction::Row);
+    }
+    return codes;
+}
+
+Quantized KeptInput::take(const View& split_sizes, const LowPrecisionLinear& linear, const Recipe& recipe,
+                          Run& run) {
+    Quantized codes = x_ ? linear.input_again(x_.activation(run), split_sizes, recipe, run) : codes_;
+    *this = {};
+    return codes;
+}
+
 Quantized LowPrecisionLinear::grad_output(const Rows& dy, const View& split_sizes, const Recipe& recipe,
                                           Directions directions, const Run& run) const {
     return quantize_rows(dy, split_sizes, Role::GradOutput, recipe, directions, run.exec,

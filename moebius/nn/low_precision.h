@@ -111,6 +111,9 @@ class LowPrecisionLinear {
                     Directions directions, const Run& run) const;
     Quantized grad_output(const Rows& dy, const View& split_sizes, const precision::Recipe& recipe,
                           Directions directions, const Run& run) const;
+    // The column-wise codes of an input whose row-wise ones `input` made: leaves no trace in the statistics.
+    Quantized input_again(const Rows& x, const View& split_sizes, const precision::Recipe& recipe,
+                          const Run& run) const;
     // Whether the weight's codes stay when a product has read them.
     bool keeps_weight(const precision::Recipe& recipe) const;
     // Kept weights have both directions, others the one that is asked for.
@@ -138,6 +141,23 @@ class LowPrecisionLinear {
     int64_t offset_ = 0;  // of its experts among all layers'
     Quantized kept_;
     uint64_t kept_version_ = 0;  // of the weight that kept_ was made from; 0: of none
+};
+
+// A linear layer's input under a recipe until the weight's gradient: its column-wise codes or, where what
+// they are made of stays or can be made again, that.
+class KeptInput {
+  public:
+    // The row-wise codes; keeps what backward needs if the pass is saved.
+    Quantized quantize(const Activation& x, const View& split_sizes, const LowPrecisionLinear& linear,
+                       const precision::Recipe& recipe, const Run& run);
+    // The column-wise codes, which nobody holds afterwards.
+    Quantized take(const View& split_sizes, const LowPrecisionLinear& linear, const precision::Recipe& recipe,
+                   Run& run);
+    int64_t bytes() const { return x_.bytes() + codes_.bytes(); }
+
+  private:
+    Kept x_;
+    Quantized codes_;
 };
 
 // What a model's linear layers keep: quantized weights, and flat memory for all amaxes, histories and scales,

@@ -36,6 +36,8 @@ struct Activation {
     Tensor source = {};  // (M) i32
     int64_t topk = 1;
     std::shared_ptr<const Remake> again = {};  // makes `high`; null: who needs it later keeps it
+    bool stays =
+        false;  // who made `high` (and rstd) keeps it until backward, so who needs it later adds nothing
     // With these nobody has made the norm's output yet: it is `high` · rstd · norm_weight, for who quantizes
     // it.
     Tensor rstd = {};  // (T) f32
@@ -48,17 +50,22 @@ struct Activation {
 class Kept {
   public:
     Kept() = default;
-    explicit Kept(const Activation& x) : again_(x.again) {
-        if (!again_) tensor_ = x.high;
+    explicit Kept(const Activation& x) : x_(x) {
+        if (x_.again) x_.high.reset();
     }
-    explicit operator bool() const { return again_ != nullptr || tensor_; }
-    Tensor get(Run& run) const { return again_ ? again_->make(run) : tensor_; }
-    int64_t bytes() const { return tensor_ ? tensor_.view().bytes() : 0; }
+    explicit operator bool() const { return x_.again != nullptr || x_.high; }
+    Tensor get(Run& run) const { return x_.again ? x_.again->make(run) : x_.high; }
+    // The same with what else the activation had: where its rows come from, what norm is not made yet.
+    Activation activation(Run& run) const {
+        Activation x = x_;
+        x.high = get(run);
+        return x;
+    }
+    int64_t bytes() const { return x_.high && !x_.stays ? x_.high.view().bytes() : 0; }
     void reset() { *this = Kept(); }
 
   private:
-    Tensor tensor_;
-    std::shared_ptr<const Remake> again_;
+    Activation x_;
 };
 
 struct Forward {

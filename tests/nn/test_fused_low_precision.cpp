@@ -69,7 +69,7 @@ struct Chain {
         int64_t kept = 0;
     };
     // Two micro-batches: the second adds to the gradients of the first.
-    Outcome step(const std::shared_ptr<const Recipe>& recipe, FusionMode fusion) {
+    Outcome step(const std::shared_ptr<const Recipe>& recipe, FusionMode fusion, bool input_stays = false) {
         Outcome out;
         run.fusion = fusion;
         parameters.begin_step();
@@ -78,7 +78,7 @@ struct Chain {
             {
                 const Autocast scope(run, recipe != nullptr, recipe);
                 const Tensor extra[] = {sizes, probs, sizes};
-                f = mlp->forward({x}, extra, run);
+                f = mlp->forward({.high = x, .stays = input_stays}, extra, run);
             }
             out.kept = f.context->bytes();
             const FusibleBackward b = mlp->backward(std::move(f.context), {dy}, run);
@@ -136,14 +136,28 @@ TEST(FusedLowPrecision, SaysWhatIsLeftToAPassOfItsOwn) {
     EXPECT_EQ(chain.mlp->fusion_report()[0].note, "");
 }
 
-// The pre-activation aside, a byte an element and the scales: less than bf16's input alone where the
-// intermediate size is that of the hidden state.
+// The pre-activation aside, a byte an element of the input and the scales: half of what bf16 keeps. The
+// activation's codes are made again.
 TEST(FusedLowPrecision, KeepsCodesForBackward) {
     Chain chain(DType::BF16, 128);
     const int64_t c = kRows * 2 * 128 * 2;
     const int64_t padded = padded_rows(kRows, 3);
     const Chain::Outcome fused = chain.step(make_recipe("Float8BlockScaling", "", {}), FusionMode::Strict);
-    EXPECT_EQ(fused.kept - c, (kHidden + 128) * (padded + padded / 128 * 4));
+    EXPECT_EQ(fused.kept - c, kHidden * (padded + padded / 128 * 4));
+}
+
+// Where the input stays anyway, its codes are made again too: C alone is left, and the bits are the same.
+TEST(FusedLowPrecision, KeepsNothingOfAnInputThatStays) {
+    for (const char* name : {"Float8BlockScaling", "MXFP8BlockScaling", "Float8CurrentScaling"}) {
+        Chain chain(DType::BF16, 128);
+        const auto recipe = make_recipe(name, "HYBRID", {});
+        const Chain::Outcome codes = chain.step(recipe, FusionMode::Strict),
+                             again = chain.step(recipe, FusionMode::Strict, true);
+        EXPECT_EQ(again.kept, kRows * 2 * 128 * 2) << name;
+        EXPECT_LT(again.kept, codes.kept) << name;
+        EXPECT_EQ(again.dx, codes.dx) << name;
+        EXPECT_EQ(again.gradients, codes.gradients) << name;
+    }
 }
 
 }  // namespace

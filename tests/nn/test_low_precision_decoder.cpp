@@ -172,6 +172,45 @@ TEST(LowPrecisionDecoder, WhatIsKeptForBackwardIsLessThanBf16s) {
     }
 }
 
+// Codes that backward makes again, where bf16 makes the norms' outputs and the gathered rows again: the bits
+// are those of codes that were kept, and no recipe keeps more than bf16.
+TEST(LowPrecisionDecoder, WhatIsMadeAgainHasTheSameBitsAndIsNotKept) {
+    const auto kept_of = [](const DecoderOptions& o, SmallModel::Outcome& out) {
+        SmallModel model(o, DType::BF16);
+        model.set_batch({24, 1, 39}, 5);
+        out = whole_step(model, 2);
+        const Tensor loss = Tensor::zeros("loss", {64 + 1}, DType::F32, model.run.exec);
+        model.decoder->begin_step(model.run);
+        model.decoder->reset_statistics(model.run);
+        return model.decoder
+            ->forward({.loss = {.token_loss = loss.view().rows(0, 64), .loss_sum = loss.view().rows(64, 1)}},
+                      model.run)
+            .bytes();
+    };
+    SmallModel::Outcome kept, again;
+    DecoderOptions plain = options_with("", ExpertMode::FusedGroupedMlp);
+    plain.layer.remake = true;
+    const int64_t of_bf16 = kept_of(plain, again);
+    for (const char* name : kRecipes) {
+        for (const Recompute recompute : {Recompute::None, Recompute::Moe, Recompute::Attention}) {
+            SCOPED_TRACE(testing::Message() << name << ", recompute " << static_cast<int>(recompute));
+            DecoderOptions o = options_with(name, ExpertMode::FusedGroupedMlp);
+            o.layer.recompute = recompute;
+            o.layer.remake = false;
+            const int64_t bytes = kept_of(o, kept);
+            o.layer.remake = true;
+            const int64_t fewer = kept_of(o, again);
+            EXPECT_EQ(again.gradients, kept.gradients);
+            EXPECT_EQ(again.loss, kept.loss);
+            EXPECT_LE(fewer, bytes);
+            // Beyond it, a few amaxes.
+            if (recompute == Recompute::None) {
+                EXPECT_LE(fewer, of_bf16 + 64);
+            }
+        }
+    }
+}
+
 TEST(LowPrecisionDecoder, LayersThatAreLeftOutAreAsIfThereWereNoRecipe) {
     SmallModel plain(options_with(""));
     plain.set_batch({24, 40}, 5);

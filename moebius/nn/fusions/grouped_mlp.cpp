@@ -8,6 +8,7 @@
 #include "moebius/ops/grouped_mlp/grouped_mlp.h"
 #include "moebius/ops/grouped_mlp_quantized/grouped_mlp_quantized.h"
 #include "moebius/runtime/loan_pool.h"
+#include "moebius/runtime/transfer.h"
 
 namespace moebius::nn {
 namespace {
@@ -19,30 +20,29 @@ using precision::Use;
 struct FusedContext : Context {
     Kept x;
     Tensor c, scales, split_sizes;
-    std::shared_ptr<const Recipe> recipe;  // with it low_x and activation, column-wise, in the place of x
-    Quantized low_x, activation;
-    int64_t bytes() const override {
-        return (recipe ? low_x.bytes() + activation.bytes() : x.bytes()) + c.view().bytes();
-    }
+    std::shared_ptr<const Recipe> recipe;  // with it low_x in the place of x
+    KeptInput low_x;
+    Tensor activation_amax;  // (E), where the activation's scales were found
+    int64_t bytes() const override { return x.bytes() + low_x.bytes() + c.view().bytes(); }
 };
 
 // Experts' rows (M, columns) that the op quantizes itself, by the rule of the tensor whose place they take.
-// Each direction goes on its own; what is kept until backward is the column-wise one.
+// Each direction goes on its own.
 struct Made {
     Quantized row, column;
     ops::QuantizeTarget target;
 
     Made(const char* name, Role role, const LowPrecisionLinear& linear, const Recipe& recipe,
-         const MatrixShape& matrix, bool both, const Run& run) {
+         const MatrixShape& matrix, Directions directions, const Run& run) {
         const precision::TensorRule& rule = recipe.tensor(role);
         QuantizedSpec spec{.element = rule.element,
                            .scale = recipe.scale,
                            .power_of_two = rule.power_of_two,
                            .matrix = matrix};
-        row = Quantized::empty(name, spec, run.exec);
+        if (directions.row) row = Quantized::empty(name, spec, run.exec);
         spec.row = false;
         spec.column = true;
-        if (both) column = Quantized::empty(name, spec, run.keeping());
+        if (directions.column) column = Quantized::empty(name, spec, run.exec);
         const TensorState state = linear.tensor(role, recipe, run);
         target = {.row = row.row(),
                   .column = column.column(),
@@ -133,7 +133,7 @@ class FusedGroupedMlp : public Fusible {
         auto context = std::make_unique<FusedContext>();
         context->c = Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, run.keeping());
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
-        context->low_x = low_gate_up.input(x, extra[0], recipe, {.row = true, .column = run.pass.save}, run);
+        const Quantized low_x = context->low_x.quantize(x, extra[0], low_gate_up, recipe, run);
         // Codes of weights that nobody keeps may lie where the gate-up weight's gradient comes in backward.
         LoanPool room(exec);
         if (run.pass.lend_gradients) lend_gradient(room);
@@ -142,9 +142,16 @@ class FusedGroupedMlp : public Fusible {
         const Quantized gate_up = low_gate_up.weight(Direction::Row, recipe, with_room),
                         down = low_down.weight(Direction::Row, recipe, with_room);
         Made activation("activation", Role::Input, low_down, recipe, {rows, intermediate(), experts()},
-                        run.pass.save, run);
+                        {.row = true}, run);
+        ops::QuantizeRule& rule = activation.target.rule;
+        // Backward makes the activation's other codes, with the same scales.
+        Tensor amax;
+        if (run.pass.save && recipe.source == precision::ScaleSource::Current) {
+            amax = Tensor::empty("activation.amax", {experts()}, DType::F32, run.keeping());
+            if (!rule.observed_amax) rule.observed_amax = amax;
+        }
         ops::grouped_mlp_quantized({.options = glu_.options(),
-                                    .x = context->low_x.row(),
+                                    .x = low_x.row(),
                                     .gate_up = gate_up.row(),
                                     .down = down.row(),
                                     .scales = extra[1],
@@ -156,8 +163,10 @@ class FusedGroupedMlp : public Fusible {
                                    exec);
         if (!run.pass.save) return {{y}, nullptr};
         context->recipe = run.recipe;
-        context->low_x.drop(Direction::Row);
-        context->activation = std::move(activation.column);
+        if (amax && rule.observed_amax.data != amax.view().data) {
+            copy(amax.view().data, rule.observed_amax.data, static_cast<size_t>(amax.view().bytes()), exec);
+        }
+        context->activation_amax = amax;
         context->scales = extra[1];
         context->split_sizes = extra[0];
         return {{y}, std::move(context)};
@@ -176,15 +185,18 @@ class FusedGroupedMlp : public Fusible {
         LoanPool room(exec);
         if (!whole) lend_gradient(room);
         Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, exec);
-        Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()}, true,
-                run);
+        Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()},
+                {.row = true, .column = true}, run);
         Run until_dc = run;
         until_dc.exec.pool = &room;
+        Made activation("activation", Role::Input, low_down, recipe, {rows, intermediate(), experts()},
+                        {.row = false, .column = true}, until_dc);
+        activation.target.rule.amax = context.activation_amax;
+        activation.target.rule.observed_amax = activation.target.rule.counts = {};
         Quantized low_dy =
             low_down.grad_output(dy, split_sizes, recipe, {.row = true, .column = true}, until_dc);
         Quantized down = low_down.weight(Direction::Column, recipe, until_dc);
         ops::GroupedMlpQuantizedBackwardArgs args{.options = glu_.options(),
-                                                  .activation = context.activation.column(),
                                                   .down = down.column(),
                                                   .dy = low_dy.row(),
                                                   .dy_column = low_dy.column(),
@@ -192,6 +204,7 @@ class FusedGroupedMlp : public Fusible {
                                                   .scales = context.scales,
                                                   .split_sizes = split_sizes,
                                                   .dc = dc.target,
+                                                  .activation = activation.target,
                                                   .ddown = down_.weight()->main_grad,
                                                   .dscales = dscales,
                                                   .beta_down = down_.weight()->take_fresh(),
@@ -205,7 +218,8 @@ class FusedGroupedMlp : public Fusible {
         if (whole) {
             dx = make_dx();
             const Quantized gate_up = low_gate_up.weight(Direction::Column, recipe, run);
-            args.x = context.low_x.column();
+            const Quantized low_x = context.low_x.take(split_sizes, low_gate_up, recipe, run);
+            args.x = low_x.column();
             args.gate_up = gate_up.column();
             args.dx = dx;
             args.dgate_up = weight.main_grad;
@@ -213,11 +227,12 @@ class FusedGroupedMlp : public Fusible {
             ops::grouped_mlp_quantized_backward(args, exec);
         } else {
             ops::grouped_mlp_quantized_backward(args, until_dc.exec);
-            low_dy = down = context.activation = {};
+            low_dy = down = activation.column = {};
             context.c.reset();
             room.take_back(0);
-            low_gate_up.wgrad(dc.column, context.low_x, split_sizes, recipe, run);
-            dc.column = context.low_x = {};
+            low_gate_up.wgrad(dc.column, context.low_x.take(split_sizes, low_gate_up, recipe, run),
+                              split_sizes, recipe, run);
+            dc.column = {};
             dx = make_dx();
             low_gate_up.dgrad(dc.row, split_sizes, dx, recipe, run);
         }

@@ -242,6 +242,7 @@ __global__ void __launch_bounds__(kTileThreads)
 }  // namespace
 
 void scaled_glu_backward_quantize_pairs(const ScaledGluBackwardQuantizeArgs& a, const Exec& exec) {
+    make_activation_again(a, exec);
     const int64_t rows = a.x.size(0), experts = a.split_sizes.size(0);
     Backward b{};
     b.x = static_cast<const __nv_bfloat16*>(a.x.data);

@@ -18,7 +18,7 @@ struct Problem {
     GluOptions options;
     bool power_of_two = true, given = false;  // given: Tensor scales from outside
     bool scales = true, row = true, column = true, observed = true;
-    bool dscales = true;  // in backward
+    bool dscales = true, again = false;  // in backward; again: the activation too
     int64_t padding = 0;
     bool bench = false;
 
@@ -26,6 +26,10 @@ struct Problem {
     int64_t rows() const { return std::accumulate(splits.sizes.begin(), splits.sizes.end(), int64_t{0}); }
     Format format(Direction direction) const {
         return make_format(element, scale, direction, false, power_of_two);
+    }
+    // In backward, of type E4M3 whatever the gradients have.
+    Format activation_format() const {
+        return make_format(DType::F8E4M3, scale, Direction::Column, false, power_of_two);
     }
     int64_t gate(int64_t j) const {
         const int64_t b = options.interleave;
@@ -46,6 +50,7 @@ std::string name_of(const Problem& p) {
                                    {!p.row, ".column_only"},
                                    {!p.column, ".row_only"},
                                    {!p.dscales, ".without_dscales"},
+                                   {p.again, ".activation"},
                                    {p.padding > 0, ".strided"},
                                    {p.index == DType::I32, ".i32"}}) {
         if (on) text += word;
@@ -80,7 +85,8 @@ void reference(H& h, const Problem& p, bool backward) {
     int64_t first = 0;
     for (int64_t e = 0; e < p.experts(); ++e) {
         const int64_t rows = p.splits.sizes[static_cast<size_t>(e)];
-        std::vector<Real> values(static_cast<size_t>(rows * columns));
+        std::vector<Real> values(static_cast<size_t>(rows * columns)),
+            activation(static_cast<size_t>(rows * p.intermediate));
         for (int64_t i = 0; i < rows; ++i) {
             const int64_t row = first + i;
             const Real scale = p.scales ? h["scales"][row] : Real(1);
@@ -94,6 +100,7 @@ void reference(H& h, const Problem& p, bool backward) {
                     at(j) = stored(scale * pair.value, p.dtype);
                     continue;
                 }
+                activation[static_cast<size_t>(i * p.intermediate + j)] = stored(scale * pair.value, p.dtype);
                 const Real dy = h["dy"].at(row, j);
                 dscale += dy * pair.value;
                 at(p.gate(j)) = stored(dy * scale * pair.by_gate, p.dtype);
@@ -102,6 +109,12 @@ void reference(H& h, const Problem& p, bool backward) {
             if (backward && p.dscales) h["dscales"][row] = dscale;
         }
         put(h, p, first, rows, columns, e, values);
+        if (h.has("activation")) {
+            quantize_codes::through_codes(activation, rows, p.intermediate, p.activation_format(),
+                                          p.given ? static_cast<double>(h["given"][e]) : 0);
+            std::copy(activation.begin(), activation.end(),
+                      h["activation"].values.begin() + first * p.intermediate);
+        }
         first += rows;
     }
 }
@@ -140,13 +153,27 @@ void add_tensors(Case& c, const Problem& p, bool backward) {
                                  return 3.0 + static_cast<double>(i);
                              }});
     }
-    if (p.bench) return;
+    if (p.bench) {
+        if (p.again && p.scale == ScaleKind::Tensor) {
+            c.tensors.push_back({.name = "activation_amax",
+                                 .shape = {p.experts()},
+                                 .value = [](int64_t, const Philox&) { return 4.0; }});
+        }
+        return;
+    }
     for (const auto& [on, name] : {std::pair{p.row, "row"}, {p.column, "column"}}) {
         if (!on) continue;
         c.tensors.push_back({.name = name,
                              .shape = {p.splits.capacity, columns},
                              .role = Role::Output,
                              .written = [limit = p.rows() * columns](int64_t i) { return i < limit; },
+                             .roundings = 64});
+    }
+    if (p.again) {
+        c.tensors.push_back({.name = "activation",
+                             .shape = {p.splits.capacity, p.intermediate},
+                             .role = Role::Output,
+                             .written = [limit = p.rows() * p.intermediate](int64_t i) { return i < limit; },
                              .roundings = 64});
     }
     if (p.observed)
@@ -194,19 +221,60 @@ struct Inputs {
 };
 using Change = std::function<void(Inputs&)>;
 
+// Backward's activation, and whose scales it has: those that are given, or as forward found them.
+struct Again {
+    Quantized codes;
+    Tensor amax;
+    QuantizeTarget target;
+
+    Again(const Problem& p, const Views& v, const Inputs& in, const Exec& exec) {
+        if (!p.again) return;
+        codes = Quantized::empty("activation",
+                                 {.element = DType::F8E4M3,
+                                  .scale = p.scale,
+                                  .power_of_two = p.power_of_two,
+                                  .row = false,
+                                  .column = true,
+                                  .matrix = {p.splits.capacity, p.intermediate, p.experts()}},
+                                 exec);
+        target = {.row = {}, .column = codes.column(), .rule = {.scale = v["given"]}};
+        if (p.scale != ScaleKind::Tensor || p.given) return;
+        target.rule.amax = v["activation_amax"];
+        if (p.bench) return;
+        amax = Tensor::empty("amax", {p.experts()}, DType::F32, exec);
+        target.rule.amax = amax;
+        scaled_glu_quantize(
+            {.options = in.options,
+             .x = v["x"],
+             .scales = in.scales,
+             .split_sizes = in.split_sizes,
+             .activation = {.row = {}, .column = codes.column(), .rule = {.observed_amax = amax}}},
+            exec);
+    }
+};
+
 void run(const Problem& p, bool backward, const Views& v, const Exec& exec, const Change& change) {
     Inputs in{p.options, v["scales"], v["split_sizes"]};
     if (change) change(in);
     with_codes(p, v, backward ? 2 * p.intermediate : p.intermediate, exec, [&](const QuantizeTarget& target) {
         if (backward) {
+            const Again activation(p, v, in, exec);
             scaled_glu_backward_quantize({.options = in.options,
                                           .x = v["x"],
                                           .scales = in.scales,
                                           .split_sizes = in.split_sizes,
                                           .dy = v["dy"],
                                           .dx = target,
+                                          .activation = activation.target,
                                           .dscales = v["dscales"]},
                                          exec);
+            if (const View out = v["activation"]) {
+                dequantize({.from = activation.codes.column(),
+                            .direction = Direction::Column,
+                            .split_sizes = v["split_sizes"],
+                            .out = out},
+                           exec);
+            }
         } else {
             scaled_glu_quantize({.options = in.options,
                                  .x = v["x"],
@@ -260,7 +328,7 @@ Case glu_case(const Problem& p, bool backward) {
         const double columns = static_cast<double>(backward ? 2 * p.intermediate : p.intermediate);
         const double written = 2 * columns * static_cast<double>(p.splits.capacity);
         return {0, static_cast<double>(v["x"].bytes()) + written +
-                       (backward ? static_cast<double>(v["dy"].bytes()) : 0)};
+                       (backward ? static_cast<double>(v["dy"].bytes()) : 0) + (p.again ? written / 4 : 0)};
     };
     return c;
 }
@@ -269,7 +337,9 @@ void add(std::vector<Case>& cases, Problem p) {
     p.dscales = true;
     cases.push_back(glu_case(p, false));
     cases.push_back(glu_case(p, true));
-    p.dscales = false;
+    p.again = true;
+    cases.push_back(glu_case(p, true));
+    p.dscales = p.again = false;
     cases.push_back(glu_case(p, true));
 }
 
@@ -330,6 +400,7 @@ void glu_quantize_cases(std::vector<Case>& cases) {
             p.observed = false;
             p.bench = true;
             for (const bool backward : {false, true}) {
+                p.again = backward;
                 cases.push_back(glu_case(p, backward));
                 cases.back().large = true;
             }

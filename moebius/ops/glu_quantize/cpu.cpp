@@ -2,6 +2,8 @@
 // buffer, and from there to codes. Where the scale of the whole tensor has to be found first, twice.
 #include "moebius/ops/glu_quantize/cpu.h"
 
+#include <algorithm>
+
 #include "moebius/ops/quantize/cpu_tiles.h"
 #include "moebius/ops/swiglu/cpu_body.h"
 
@@ -53,6 +55,7 @@ void quantize_strips(const MatrixShape& matrix, const View& split_sizes, const Q
     };
     const bool finds = finds_amax(target);
     std::vector<float> amax(static_cast<size_t>(matrix.experts));
+    if (const View& known = target.rule.amax) std::copy_n(known.as<float>(), matrix.experts, amax.begin());
     if (finds) {
         exec.parallel(static_cast<int64_t>(strips.size()), [&](int64_t index, int thread) {
             const Strip& strip = strips[static_cast<size_t>(index)];
@@ -111,6 +114,14 @@ void scaled_glu_quantize(const ScaledGluQuantizeArgs& a, const Exec& exec) {
 }
 
 void scaled_glu_backward_quantize(const ScaledGluBackwardQuantizeArgs& a, const Exec& exec) {
+    if (a.activation.column) {
+        scaled_glu_quantize({.options = a.options,
+                             .x = a.x,
+                             .scales = a.scales,
+                             .split_sizes = a.split_sizes,
+                             .activation = a.activation},
+                            exec);
+    }
     const MatrixShape matrix{a.x.size(0), a.x.size(1), a.split_sizes.size(0)};
     with_float_type(a.x.dtype, [&](auto type) {
         using T = decltype(type);

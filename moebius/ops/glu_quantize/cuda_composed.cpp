@@ -21,7 +21,7 @@ void quantize_all(const View& values, const View& split_sizes, const QuantizeTar
               .row = target.row,
               .column = target.column,
               .amax_epsilon = target.rule.amax_epsilon,
-              .amax = amax,
+              .amax = target.rule.amax ? target.rule.amax : amax,
               .scale = target.rule.scale,
               .observed_amax = target.rule.observed_amax,
               .counts = target.rule.counts},
@@ -29,6 +29,16 @@ void quantize_all(const View& values, const View& split_sizes, const QuantizeTar
 }
 
 }  // namespace
+
+void make_activation_again(const ScaledGluBackwardQuantizeArgs& a, const Exec& exec) {
+    if (!a.activation.column) return;
+    ops::scaled_glu_quantize({.options = a.options,
+                              .x = a.x,
+                              .scales = a.scales,
+                              .split_sizes = a.split_sizes,
+                              .activation = a.activation},
+                             without_cost(exec));
+}
 
 void scaled_glu_then_quantize(const ScaledGluQuantizeArgs& a, const Exec& outer) {
     const Exec exec = without_cost(outer);
@@ -44,6 +54,7 @@ void scaled_glu_then_quantize(const ScaledGluQuantizeArgs& a, const Exec& outer)
 
 void scaled_glu_backward_then_quantize(const ScaledGluBackwardQuantizeArgs& a, const Exec& outer) {
     const Exec exec = without_cost(outer);
+    make_activation_again(a, exec);
     // The kernel reads each element of x before it writes its gradient.
     const Scratch memory("glu_quantize.dx",
                          a.overwrite_x ? 0 : static_cast<size_t>(bytes_of(a.x.dtype, a.x.numel())), exec);

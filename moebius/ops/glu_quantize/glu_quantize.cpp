@@ -83,7 +83,8 @@ double bytes(const View& view) {
 }  // namespace
 
 bool finds_amax(const QuantizeTarget& target) {
-    return (target.row ? target.row : target.column).format.scale == ScaleKind::Tensor && !target.rule.scale;
+    return (target.row ? target.row : target.column).format.scale == ScaleKind::Tensor &&
+           !target.rule.scale && !target.rule.amax;
 }
 
 // A sigmoid counts as four operations.
@@ -91,8 +92,9 @@ Cost cost(const ScaledGluQuantizeArgs& a) {
     return {3.5 * static_cast<double>(a.x.numel()), bytes(a.x) + bytes(a.scales) + bytes_of(a.activation)};
 }
 Cost cost(const ScaledGluBackwardQuantizeArgs& a) {
-    return {16.0 * static_cast<double>(a.dy.numel()),
-            bytes(a.x) + bytes(a.scales) + bytes(a.dy) + bytes(a.dscales) + bytes_of(a.dx)};
+    return {16.0 * static_cast<double>(a.dy.numel()), bytes(a.x) + bytes(a.scales) + bytes(a.dy) +
+                                                          bytes(a.dscales) + bytes_of(a.dx) +
+                                                          bytes_of(a.activation)};
 }
 
 void scaled_glu_quantize(const ScaledGluQuantizeArgs& a, const Exec& exec) {
@@ -112,6 +114,13 @@ void scaled_glu_backward_quantize(const ScaledGluBackwardQuantizeArgs& a, const 
     MOEBIUS_CHECK(!a.dscales || (a.dscales.shape == Shape{a.x.size(0)} && a.dscales.dtype == DType::F32 &&
                                  a.dscales.contiguous()),
                   kOp, ": dscales ", a.dscales.shape.str());
+    if (a.activation.row || a.activation.column) {
+        check_target("scaled_glu_backward_quantize: activation", a.activation,
+                     {a.x.size(0), a.x.size(1) / 2, a.split_sizes.size(0)});
+        MOEBIUS_CHECK(!a.activation.row && !finds_amax(a.activation) && !a.activation.rule.observed_amax &&
+                          !a.activation.rule.counts,
+                      kOp, ": the activation is made again column-wise, with forward's scales");
+    }
     dispatch<ScaledGluBackwardQuantizeArgs>(kOp, kBackward, a, exec, cost(a));
 }
 

@@ -25,14 +25,16 @@ struct ScaledGluBackwardQuantizeArgs {
     View x, scales, split_sizes;  // as in forward
     View dy;                      // (M, I) of x's type
     QuantizeTarget dx;            // (M, 2I) of E experts, out
-    View dscales;                 // (M) f32, optional
-    bool overwrite_x = false;     // x may be used as scratch: what it then holds is not said
+    // (M, I) column-wise, out, optional: what forward made, again. Tensor scales are given or their amax is.
+    QuantizeTarget activation;
+    View dscales;              // (M) f32, optional
+    bool overwrite_x = false;  // x may be used as scratch: what it then holds is not said
 };
 void scaled_glu_backward_quantize(const ScaledGluBackwardQuantizeArgs& args, const Exec& exec);
 Cost cost(const ScaledGluBackwardQuantizeArgs& args);
 std::vector<VariantInfo> scaled_glu_backward_quantize_variants();
 
-// The largest magnitude of what would be quantized, of each expert: Tensor scales that are not given.
+// Whether the largest magnitude of what is quantized has to be found first: Tensor scales that nothing gives.
 bool finds_amax(const QuantizeTarget& target);
 
 }  // namespace moebius::ops

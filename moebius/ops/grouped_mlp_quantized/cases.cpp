@@ -287,9 +287,6 @@ struct Kept {
 Kept kept_x(const Problem& p) {
     return {"x_column", Direction::Column, {p.splits.capacity, p.hidden, p.experts()}, 1};
 }
-Kept kept_activation(const Problem& p) {
-    return {"activation", Direction::Column, {p.splits.capacity, p.intermediate, p.experts()}, 1};
-}
 Kept kept_gate_up(const Problem& p, Direction direction) {
     return {direction == Direction::Row ? "gate_up_row" : "gate_up_column",
             direction,
@@ -313,7 +310,8 @@ void run_forward(const Problem& p, const Views& v, const Exec& exec, const Chang
     const Inputs in = inputs_of(p, v, change);
     const Maker make(p, exec);
     const Quantized x = make.rows(in.x, in.split_sizes, DType::F8E4M3, true, p.bench),
-                    activation = make.empty(DType::F8E4M3, p.intermediate, true, true);
+                    // Column-wise too in half the cases: backward makes that again.
+        activation = make.empty(DType::F8E4M3, p.intermediate, true, !p.bench && p.index == DType::I64);
     Quantized gate_up, down;
     if (!p.weights_kept) {
         gate_up = make.weight(in.gate_up, true, false);
@@ -345,19 +343,27 @@ void run_backward(const Problem& p, const Views& v, const Exec& exec, const Chan
     const Inputs in = inputs_of(p, v, change);
     const Maker make(p, exec);
     const QuantizeRule rule{.scale = v["given"]};
+    QuantizeRule rule_again = rule;
     const Quantized dy = make.rows(v["dy"], in.split_sizes, p.element, true, true),
-                    dc = make.empty(p.element, 2 * p.intermediate, true, true);
-    Quantized x, activation, gate_up, down;
-    if (!p.bench) {
+                    dc = make.empty(p.element, 2 * p.intermediate, true, true),
+                    activation = make.empty(DType::F8E4M3, p.intermediate, false, true);
+    Quantized x, gate_up, down;
+    Tensor amax;
+    if (p.bench) {
+        rule_again.amax = v["activation_amax"];
+    } else {
         x = make.rows(in.x, in.split_sizes, DType::F8E4M3, false, true);
-        activation = make.empty(DType::F8E4M3, p.intermediate, false, true);
-        // As forward leaves it.
-        scaled_glu_quantize({.options = in.options,
-                             .x = v["c"],
-                             .scales = in.scales,
-                             .split_sizes = in.split_sizes,
-                             .activation = {.column = activation.column(), .rule = rule}},
-                            exec);
+        if (p.scale == ScaleKind::Tensor && !p.given) {
+            // As forward leaves it.
+            rule_again.amax = amax = Tensor::empty("amax", {p.experts()}, DType::F32, exec);
+            scaled_glu_quantize(
+                {.options = in.options,
+                 .x = v["c"],
+                 .scales = in.scales,
+                 .split_sizes = in.split_sizes,
+                 .activation = {.column = activation.column(), .rule = {.observed_amax = amax}}},
+                exec);
+        }
     }
     if (!p.weights_kept) {
         gate_up = make.weight(in.gate_up, false, true);
@@ -376,7 +382,6 @@ void run_backward(const Problem& p, const Views& v, const Exec& exec, const Chan
     GroupedMlpQuantizedBackwardArgs args{
         .options = in.options,
         .x = p.bench ? kept_x(p).operand(p, v) : x.column(),
-        .activation = p.bench ? kept_activation(p).operand(p, v) : activation.column(),
         .gate_up = p.weights_kept ? kept_gate_up(p, down_rows).operand(p, v) : gate_up.column(),
         .down = p.weights_kept ? kept_down(p, down_rows).operand(p, v) : down.column(),
         .dy = dy.row(),
@@ -385,6 +390,7 @@ void run_backward(const Problem& p, const Views& v, const Exec& exec, const Chan
         .scales = in.scales,
         .split_sizes = in.split_sizes,
         .dc = {.row = dc.row(), .column = dc.column(), .rule = rule},
+        .activation = {.column = activation.column(), .rule = rule_again},
         .dx = v["dx"],
         .dgate_up = v["dgate_up"],
         .ddown = v["ddown"],
@@ -583,7 +589,11 @@ Case backward_case(const Problem& p) {
     }
     if (p.bench) {
         kept_x(p).add_tensors(p, c);
-        kept_activation(p).add_tensors(p, c);
+        if (p.scale == ScaleKind::Tensor) {
+            c.tensors.push_back({.name = "activation_amax",
+                                 .shape = {p.experts()},
+                                 .value = [](int64_t, const Philox&) { return 4.0; }});
+        }
     }
     if (p.weights_kept) {
         kept_gate_up(p, Direction::Column).add_tensors(p, c);

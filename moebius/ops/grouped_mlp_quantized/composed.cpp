@@ -38,7 +38,7 @@ namespace {
 void down_gradient(const GroupedMlpQuantizedBackwardArgs& a, const Exec& exec) {
     grouped_gemm_quantized({.kind = GemmKind::Wgrad,
                             .a = a.dy_column,
-                            .b = a.activation,
+                            .b = a.activation.column,
                             .out = a.ddown,
                             .split_sizes = a.split_sizes,
                             .beta = a.beta_down,
@@ -86,6 +86,7 @@ void grouped_mlp_quantized_backward(const GroupedMlpQuantizedBackwardArgs& a, co
                                       .split_sizes = a.split_sizes,
                                       .dy = dactivation,
                                       .dx = a.dc,
+                                      .activation = a.activation,
                                       .dscales = a.dscales,
                                       .overwrite_x = a.overwrite_c},
                                      exec);

@@ -121,10 +121,12 @@ void validate(const Backward& a) {
     if ((a.gate_up &&
          (!fits(a.x, Direction::Column, s.in()) || !fits(a.gate_up, Direction::Column, s.gate_up()))) ||
         !fits(a.down, Direction::Column, s.down()) || !fits(a.dy, Direction::Row, s.in()) ||
-        !fits(a.dy_column, Direction::Column, s.in()) || !fits(a.activation, Direction::Column, s.narrow()))
+        !fits(a.dy_column, Direction::Column, s.in()))
         throw_misfit(kOp, a.x, a.gate_up, a.down, a.c);
     MOEBIUS_CHECK(a.dc.row && a.dc.column, kOp, ": dc is read in both directions");
     check_target("grouped_mlp_quantized_backward: dc", a.dc, s.wide());
+    MOEBIUS_CHECK(a.activation.column && !a.activation.row, kOp, ": ddown's product reads the activation");
+    check_target("grouped_mlp_quantized_backward: activation", a.activation, s.narrow());
     MOEBIUS_CHECK((!a.gate_up || a.dgate_up.shape == (Shape{s.experts, 2 * s.intermediate, s.hidden})) &&
                       a.ddown.shape == (Shape{s.experts, s.hidden, s.intermediate}),
                   kOp, ": dgate_up ", a.dgate_up.shape.str(), ", ddown ", a.ddown.shape.str());
@@ -148,10 +150,10 @@ Cost cost(const Forward& a) {
                                          bytes_of(a.activation) + bytes(a.activation.row)};
 }
 Cost cost(const Backward& a) {
-    return {(a.gate_up ? 12 : 4) * sizes(a).products(), bytes(a.x) + bytes(a.activation) + bytes(a.gate_up) +
-                                                            bytes(a.down) + bytes(a.dy) + bytes(a.dy_column) +
-                                                            bytes(a.c) + 2 * bytes_of(a.dc) + bytes(a.dx) +
-                                                            bytes(a.dgate_up) + bytes(a.ddown)};
+    return {(a.gate_up ? 12 : 4) * sizes(a).products(),
+            bytes(a.x) + 2 * bytes_of(a.activation) + bytes(a.gate_up) + bytes(a.down) + bytes(a.dy) +
+                bytes(a.dy_column) + bytes(a.c) + 2 * bytes_of(a.dc) + bytes(a.dx) + bytes(a.dgate_up) +
+                bytes(a.ddown)};
 }
 
 void grouped_mlp_quantized(const Forward& args, const Exec& exec) {

@@ -15,14 +15,15 @@ namespace moebius::ops {
 // first product: each variant then goes over C once more, to quantize.
 struct GroupedMlpQuantizedArgs {
     GluOptions options;
-    Operand x;                  // (M, H) row-wise
-    Operand gate_up, down;      // (E, 2I, H), (E, H, I) row-wise
-    View scales;                // (M) f32, optional
-    View split_sizes;           // (E)
-    QuantizeTarget activation;  // (M, I) out: row-wise, which the second product reads, and column-wise where
-                                // backward follows
-    View c;                     // (M, 2I) out, f32 or bf16: the pre-activation
-    View y;                     // (M, H) out, of c's type
+    Operand x;              // (M, H) row-wise
+    Operand gate_up, down;  // (E, 2I, H), (E, H, I) row-wise
+    View scales;            // (M) f32, optional
+    View split_sizes;       // (E)
+    // (M, I) out: row-wise, which the second product reads; column-wise for who keeps what backward else
+    // makes again.
+    QuantizeTarget activation;
+    View c;                          // (M, 2I) out, f32 or bf16: the pre-activation
+    View y;                          // (M, H) out, of c's type
     bool fast_accumulation = false;  // as GroupedGemmQuantizedArgs'
 };
 void grouped_mlp_quantized(const GroupedMlpQuantizedArgs& args, const Exec& exec);
@@ -35,11 +36,14 @@ std::vector<VariantInfo> grouped_mlp_quantized_variants();
 // and dgate_up are then empty.
 struct GroupedMlpQuantizedBackwardArgs {
     GluOptions options;
-    Operand x, activation;  // (M, H), (M, I) column-wise, as forward had and left them
+    Operand x;              // (M, H) column-wise, as forward had it
     Operand gate_up, down;  // column-wise
     Operand dy, dy_column;  // (M, H) row-wise and column-wise
     View c, scales, split_sizes;
-    QuantizeTarget dc;     // (M, 2I) out, both directions
+    QuantizeTarget dc;  // (M, 2I) out, both directions
+    // (M, I) column-wise, out: what forward's second product read row-wise, made again from c. Tensor scales
+    // are forward's: they are given or their amax is.
+    QuantizeTarget activation;
     View dx;               // (M, H) out, of c's type
     View dgate_up, ddown;  // (E, 2I, H), (E, H, I), f32 or bf16: beta·itself + gradient
     View dscales;          // (M) f32 out, optional

@@ -623,7 +623,7 @@ inline Quantize quantize_of(const QuantizeTarget& target, const View& amax, DTyp
     q.epsilon = rule.amax_epsilon;
     q.overflow = source == DType::BF16 && any.format.scale == ScaleKind::Block128 ? to_float(BF16{0x7F7F})
                                                                                   : 0x1.fffffep127f;
-    q.amax = device_data<float>(amax);
+    q.amax = device_data<float>(rule.amax ? rule.amax : amax);
     q.scale = device_data<float>(rule.scale);
     if (rule.observed_amax) {
         q.observed = reinterpret_cast<unsigned*>(rule.observed_amax.as<float>());

@@ -137,10 +137,10 @@ void check_target(const char* what, const QuantizeTarget& t, const MatrixShape& 
             (row.format.element == column.format.element && row.format.scale == column.format.scale &&
              row.format.power_of_two == column.format.power_of_two && row.layout == column.layout),
         what, ": row and column differ in more than their direction");
-    MOEBIUS_CHECK(format.scale == ScaleKind::Tensor || !rule.scale, what, ": scale is for tensor scales");
-    MOEBIUS_CHECK(of_experts(rule.scale, matrix.experts) && of_experts(rule.observed_amax, matrix.experts),
-                  what, ": scale ", rule.scale.shape.str(), ", observed_amax ",
-                  rule.observed_amax.shape.str());
+    MOEBIUS_CHECK(format.scale == ScaleKind::Tensor ? !rule.scale || !rule.amax : !rule.scale && !rule.amax,
+                  what, ": scale or amax is for tensor scales, and one of the two");
+    for (const View* of_each : {&rule.scale, &rule.amax, &rule.observed_amax})
+        MOEBIUS_CHECK(of_experts(*of_each, matrix.experts), what, ": scale or amax ", of_each->shape.str());
     MOEBIUS_CHECK(!rule.counts || (rule.counts.dtype == DType::I64 && rule.counts.contiguous() &&
                                    rule.counts.shape == Shape{matrix.experts, 2}),
                   what, ": counts ", rule.counts.shape.str());

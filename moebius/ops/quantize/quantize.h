@@ -48,7 +48,8 @@ std::vector<VariantInfo> quantize_variants();
 // For ops that quantize what they compute: what they fill, and how. The meaning is QuantizeArgs'.
 struct QuantizeRule {
     float amax_epsilon = 0;
-    View scale;          // (E) f32, in; Tensor only. Absent there: from each expert's own amax, found first
+    // (E) f32, in; Tensor only, one of the two at most. Absent: from each expert's own amax, found first.
+    View scale, amax;
     View observed_amax;  // (E) f32, out, optional
     View counts;         // (E, 2) i64, out, optional
 };
