@@ -41,6 +41,12 @@ std::string why_not_pairs(const ScaledGluQuantizeArgs& a, const Exec&) {
     return why_not_pairs(a.options, a.x.size(1) / 2, 256, {{a.x, "x"}}, a.activation);
 }
 std::string why_not_pairs(const ScaledGluBackwardQuantizeArgs& a, const Exec&) {
+    if (const Operand& again = a.activation.column) {
+        const Format &own = again.format, &dx = (a.dx.row ? a.dx.row : a.dx.column).format;
+        if (own.element != DType::F8E4M3 || own.scale != dx.scale)
+            return "makes the activation again in f8e4m3 with scales as the gradient's";
+        if (std::string reason = why_not_pairs(a.activation); !reason.empty()) return reason;
+    }
     return why_not_pairs(a.options, a.dy.size(1), 128, {{a.x, "x"}, {a.dy, "dy"}}, a.dx);
 }
 

@@ -21,19 +21,24 @@ using tiles::Quantize;
 
 constexpr int kWarps = kTileThreads / 32, kWarpRows = kTile / kWarps, kSteps = kWarpRows / 2;
 
-// The tile's numbers: 128 rows of 512 bytes, a side after the other, in boxes of 128 bytes whose chunks of 16
-// are turned by row, so that the second pass' matrices lie in different banks.
-constexpr int kRowBytes = 2 * kTile * 2, kBoxBytes = 128;
-struct Shared {
+// The tile's numbers: 128 rows of 256 bytes a side, a side after the other, in boxes of 128 bytes whose
+// chunks of 16 are turned by row, so that the second pass' matrices lie in different banks.
+constexpr int kSideBytes = kTile * 2, kBoxBytes = 128;
+template <int kSides>
+struct SharedOf {
+    static constexpr int kRowBytes = kSides * kSideBytes;
     unsigned char numbers[kTile * kRowBytes];
-    uint32_t most[kWarps][kTile];  // pairs of columns: largest magnitudes of a warp's rows
-    float scale[2 * kTile];        // of the columns
+    uint32_t most[kWarps][kSides * kTile / 2];  // pairs of columns: largest magnitudes of a warp's rows
+    float scale[kSides * kTile];                // of the columns
 };
+using Shared = SharedOf<2>;
 
-// Eight columns of either side, or their largest magnitudes, in pairs.
-struct Eights {
-    uint32_t pairs[2][4];
+// Eight columns of each side, or their largest magnitudes, in pairs.
+template <int kSides>
+struct EightsOf {
+    uint32_t pairs[kSides][4];
 };
+using Eights = EightsOf<2>;
 
 // A thread's place: its warp has rows kWarpRows · warp … of a tile, a half of it every second one.
 struct Place {
@@ -63,12 +68,14 @@ __device__ __forceinline__ bool find_place(const ExpertSizes& sizes, int64_t ind
     return true;
 }
 
-// Where eight columns of a row wait for the second pass; `chunk` of 32. The turn is one for a
+// Where eight columns of a row wait for the second pass; `chunk` of 16 a side. The turn is one for a
 // thread's rows of the first pass.
-__device__ __forceinline__ uint32_t place_of(const Shared& shared, int row, int chunk) {
+template <int kSides>
+__device__ __forceinline__ uint32_t place_of(const SharedOf<kSides>& shared, int row, int chunk) {
     const int turn = row % 64 / 16 * 2 + row % 2;
     return ptx::shared_address(shared.numbers) +
-           static_cast<uint32_t>(row * kRowBytes + chunk / 8 * kBoxBytes + (chunk % 8 ^ turn) * 16);
+           static_cast<uint32_t>(row * SharedOf<kSides>::kRowBytes + chunk / 8 * kBoxBytes +
+                                 (chunk % 8 ^ turn) * 16);
 }
 static_assert(kWarpRows == 16);
 
@@ -94,10 +101,12 @@ __device__ __forceinline__ uint32_t row_most(const Eights& magnitudes) {
 }
 
 // Takes what `numbers` holds into the largest magnitudes of the thread's columns, which it returns.
-__device__ __forceinline__ Eights magnitudes_of(const Eights& numbers, Eights& most) {
-    Eights magnitudes;
+template <int kSides>
+__device__ __forceinline__ EightsOf<kSides> magnitudes_of(const EightsOf<kSides>& numbers,
+                                                          EightsOf<kSides>& most) {
+    EightsOf<kSides> magnitudes;
 #pragma unroll
-    for (int side = 0; side < 2; ++side) {
+    for (int side = 0; side < kSides; ++side) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             magnitudes.pairs[side][i] = numbers.pairs[side][i] & 0x7FFF7FFFu;
@@ -131,7 +140,7 @@ class RowWriter {
         if (q.row.data != nullptr) write_codes(q, at, exists, numbers, magnitudes, tensor_scale);
         codes_ += 2 * q.row.stride;
         scale_ += 2;
-        place_ += 2 * kRowBytes;
+        place_ += 2 * Shared::kRowBytes;
     }
 
   private:
@@ -167,10 +176,11 @@ class RowWriter {
 
 // By the whole block, after its rows: the scales of the tile's columns. Returns the largest magnitude of the
 // thread's.
-__device__ __forceinline__ float find_column_scales(const Quantize& q, const Place& at, Eights& most,
-                                                    Shared& shared) {
+template <int kSides>
+__device__ __forceinline__ float find_column_scales(const Quantize& q, const Place& at,
+                                                    EightsOf<kSides>& most, SharedOf<kSides>& shared) {
 #pragma unroll
-    for (int side = 0; side < 2; ++side) {
+    for (int side = 0; side < kSides; ++side) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             uint32_t& own = most.pairs[side][i];
@@ -182,6 +192,7 @@ __device__ __forceinline__ float find_column_scales(const Quantize& q, const Pla
     __syncthreads();  // the numbers, and what each warp found
     const int inner = static_cast<int>(threadIdx.x);
     static_assert(kTileThreads == 2 * kTile);
+    if (inner >= kSides * kTile) return 0;
     uint32_t pair = 0;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) pair = ptx::max_bf16(pair, shared.most[warp][inner / 2]);
@@ -195,16 +206,16 @@ __device__ __forceinline__ float find_column_scales(const Quantize& q, const Pla
 }
 
 // By columns, eight a warp at a time: a lane has column lane / 4 of these, rows 16·(lane % 4) … of each 64.
-template <bool kE5M2, bool kFound>
-__device__ __forceinline__ void write_columns(const Quantize& q, const Place& at, const Shared& shared,
-                                              float tensor_scale) {
+template <bool kE5M2, bool kFound, int kSides>
+__device__ __forceinline__ void write_columns(const Quantize& q, const Place& at,
+                                              const SharedOf<kSides>& shared, float tensor_scale) {
     // Of matrix m, row 2·n + t is row 16·n + 2·m + t of the 64.
     const uint32_t from = place_of(shared, at.lane % 8 / 2 * 16 + at.lane / 8 * 2 + at.lane % 2, at.warp);
     const int inner = 8 * at.warp + at.lane / 4;
     uint8_t* to =
         q.column.data + (at.column + inner) * q.column.stride + at.row_block * kTile + at.lane % 4 * 16;
 #pragma unroll
-    for (int box = 0; box < 4; ++box) {  // of 64 columns, two a side
+    for (int box = 0; box < 2 * kSides; ++box) {  // of 64 columns, two a side
         const float scale = kFound ? shared.scale[64 * box + inner] : tensor_scale;
         uint8_t* column = to + (box % 2 * 64 + box / 2 * at.apart) * q.column.stride;
 #pragma unroll
@@ -213,6 +224,7 @@ __device__ __forceinline__ void write_columns(const Quantize& q, const Place& at
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 uint32_t pairs[4];
+                constexpr int kRowBytes = SharedOf<kSides>::kRowBytes;
                 ptx::load_matrices_transposed(from + (64 * group + 8 * half) * kRowBytes + box * kBoxBytes,
                                               pairs[0], pairs[1], pairs[2], pairs[3]);
                 words[2 * half] = code_pair<kE5M2>(pairs[0], scale) | code_pair<kE5M2>(pairs[1], scale) << 16;
