@@ -204,6 +204,8 @@ void Decoder::auxiliary_losses(const DecoderOutputs& outputs, Run& run) {
 
 void Decoder::backward(DecoderContext context, Run& run) {
     run.router = &statistics_;
+    // What a layer's backward holds for a while may lie in gradients of the layers before it, too.
+    const KeepIn scope(run, context.loans.get());
     const int64_t last = options_.layers + 1;
     if (hooks_) hooks_->before_backward(last, run);
     Activation dx = head_.backward(std::move(context.head), run);

@@ -82,9 +82,9 @@ struct Run {
     int64_t step = 0;  // for counter-based random numbers
     // Modules hand on how to make an input again, where that costs little, and backward does it.
     bool remake = false;
-    Pool* keep = nullptr;  // for what forward keeps until backward; null: exec's
+    Pool* keep = nullptr;  // for what keeping() says; null: exec's
 
-    // For what is kept until backward.
+    // For what forward keeps until backward, and for what a layer's backward needs until its end.
     Exec keeping() const {
         Exec kept = exec;
         if (keep != nullptr) kept.pool = keep;

@@ -32,17 +32,18 @@ struct Made {
     Quantized row, column;
     ops::QuantizeTarget target;
 
+    // `row_exec` and `column_exec`: whose pools the directions come from; null: not that one.
     Made(const char* name, Role role, const LowPrecisionLinear& linear, const Recipe& recipe,
-         const MatrixShape& matrix, Directions directions, const Run& run) {
+         const MatrixShape& matrix, const Exec* row_exec, const Exec* column_exec, const Run& run) {
         const precision::TensorRule& rule = recipe.tensor(role);
         QuantizedSpec spec{.element = rule.element,
                            .scale = recipe.scale,
                            .power_of_two = rule.power_of_two,
                            .matrix = matrix};
-        if (directions.row) row = Quantized::empty(name, spec, run.exec);
+        if (row_exec != nullptr) row = Quantized::empty(name, spec, *row_exec);
         spec.row = false;
         spec.column = true;
-        if (directions.column) column = Quantized::empty(name, spec, run.exec);
+        if (column_exec != nullptr) column = Quantized::empty(name, spec, *column_exec);
         const TensorState state = linear.tensor(role, recipe, run);
         target = {.row = row.row(),
                   .column = column.column(),
@@ -118,11 +119,16 @@ class FusedGroupedMlp : public Fusible {
   private:
     int64_t intermediate() const { return down_.options().in_features; }
     int64_t experts() const { return down_.options().num_groups; }
-    // The gate-up weight's, if nothing was written there in this step.
-    void lend_gradient(LoanPool& pool) const {
-        const Parameter& weight = *gate_up_.weight();
+    // A weight's gradient, if nothing was written there in this step.
+    static void lend_gradient(const GroupedLinear& linear, LoanPool& pool) {
+        const Parameter& weight = *linear.weight();
         if (weight.fresh && weight.main_grad)
             pool.lend(0, weight.main_grad.data, static_cast<size_t>(weight.main_grad.bytes()));
+    }
+    static Run in(LoanPool& pool, const Run& run) {
+        Run inside = run;
+        inside.exec.pool = &pool;
+        return inside;
     }
 
     Forward forward_quantized(const Activation& x, std::span<const Tensor> extra, Run& run) {
@@ -134,15 +140,18 @@ class FusedGroupedMlp : public Fusible {
         context->c = Tensor::empty("grouped_mlp.c", {rows, 2 * intermediate()}, run.dtype, run.keeping());
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
         const Quantized low_x = context->low_x.quantize(x, extra[0], low_gate_up, recipe, run);
-        // Codes of weights that nobody keeps may lie where the gate-up weight's gradient comes in backward.
+        // Codes of weights that nobody keeps, and the products' scratch, may lie where the weights' gradients
+        // come in backward.
         LoanPool room(exec);
-        if (run.pass.lend_gradients) lend_gradient(room);
-        Run with_room = run;
-        with_room.exec.pool = &room;
+        if (run.pass.lend_gradients) {
+            lend_gradient(gate_up_, room);
+            lend_gradient(down_, room);
+        }
+        const Run with_room = in(room, run);
         const Quantized gate_up = low_gate_up.weight(Direction::Row, recipe, with_room),
                         down = low_down.weight(Direction::Row, recipe, with_room);
-        Made activation("activation", Role::Input, low_down, recipe, {rows, intermediate(), experts()},
-                        {.row = true}, run);
+        Made activation("activation", Role::Input, low_down, recipe, {rows, intermediate(), experts()}, &exec,
+                        nullptr, run);
         ops::QuantizeRule& rule = activation.target.rule;
         // Backward makes the activation's other codes, with the same scales.
         Tensor amax;
@@ -160,7 +169,7 @@ class FusedGroupedMlp : public Fusible {
                                     .c = context->c,
                                     .y = y,
                                     .fast_accumulation = recipe.fast(Use::Forward)},
-                                   exec);
+                                   with_room.exec);
         if (!run.pass.save) return {{y}, nullptr};
         context->recipe = run.recipe;
         if (amax && rule.observed_amax.data != amax.view().data) {
@@ -172,70 +181,59 @@ class FusedGroupedMlp : public Fusible {
         return {{y}, std::move(context)};
     }
 
+    // What is read for a while lies, where it fits, in memory that is written later: of this layer's own
+    // gradients until each is (the down weight's comes first, the gate-up weight's last), else of those of
+    // the layers before, where C lay too, which dies with the making of dC. So dC's column-wise codes alone
+    // need memory beside what forward kept.
     FusibleBackward backward_quantized(FusedContext& context, const Activation& dy, Run& run) {
         const Recipe& recipe = *context.recipe;
-        const Exec& exec = run.exec;
         const int64_t rows = dy.rows();
         const Tensor& split_sizes = context.split_sizes;
         LowPrecisionLinear &low_gate_up = gate_up_.low_precision(), &low_down = down_.low_precision();
-        // Codes that nobody keeps are made when they are read. What is needed up to dC alone may then lie
-        // where the gate-up weight's gradient is written afterwards.
-        const bool whole = low_gate_up.keeps_weight(recipe);
-        Parameter& weight = *gate_up_.weight();
-        LoanPool room(exec);
-        if (!whole) lend_gradient(room);
-        Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, exec);
+        Run layers_before = run;
+        layers_before.exec = run.keeping();
+        LoanPool until_dgate_up(layers_before.exec);
+        lend_gradient(gate_up_, until_dgate_up);
+        const Run first_room = in(until_dgate_up, run);
+        LoanPool until_ddown(first_room.exec);
+        lend_gradient(down_, until_ddown);
+
+        Tensor dscales = Tensor::empty("grouped_mlp.dscales", {rows}, DType::F32, run.exec);
         Made dc("dc", Role::GradOutput, low_gate_up, recipe, {rows, 2 * intermediate(), experts()},
-                {.row = true, .column = true}, run);
-        Run until_dc = run;
-        until_dc.exec.pool = &room;
+                &first_room.exec, &layers_before.exec, run);
         Made activation("activation", Role::Input, low_down, recipe, {rows, intermediate(), experts()},
-                        {.row = false, .column = true}, until_dc);
-        activation.target.rule.amax = context.activation_amax;
-        activation.target.rule.observed_amax = activation.target.rule.counts = {};
+                        nullptr, &first_room.exec, run);
+        ops::QuantizeRule& rule = activation.target.rule;
+        rule.amax = context.activation_amax;
+        rule.observed_amax = rule.counts = {};
         Quantized low_dy =
-            low_down.grad_output(dy, split_sizes, recipe, {.row = true, .column = true}, until_dc);
-        Quantized down = low_down.weight(Direction::Column, recipe, until_dc);
-        ops::GroupedMlpQuantizedBackwardArgs args{.options = glu_.options(),
-                                                  .down = down.column(),
-                                                  .dy = low_dy.row(),
-                                                  .dy_column = low_dy.column(),
-                                                  .c = context.c,
-                                                  .scales = context.scales,
-                                                  .split_sizes = split_sizes,
-                                                  .dc = dc.target,
-                                                  .activation = activation.target,
-                                                  .ddown = down_.weight()->main_grad,
-                                                  .dscales = dscales,
-                                                  .beta_down = down_.weight()->take_fresh(),
-                                                  .fast_dgrad = recipe.fast(Use::Dgrad),
-                                                  .fast_wgrad = recipe.fast(Use::Wgrad),
-                                                  .overwrite_c = true};
-        const auto make_dx = [&] {
-            return Tensor::empty("grouped_mlp.dx", {rows, gate_up_.options().in_features}, run.dtype, exec);
-        };
-        Tensor dx;
-        if (whole) {
-            dx = make_dx();
-            const Quantized gate_up = low_gate_up.weight(Direction::Column, recipe, run);
-            const Quantized low_x = context.low_x.take(split_sizes, low_gate_up, recipe, run);
-            args.x = low_x.column();
-            args.gate_up = gate_up.column();
-            args.dx = dx;
-            args.dgate_up = weight.main_grad;
-            args.beta_gate_up = weight.take_fresh();
-            ops::grouped_mlp_quantized_backward(args, exec);
-        } else {
-            ops::grouped_mlp_quantized_backward(args, until_dc.exec);
-            low_dy = down = activation.column = {};
-            context.c.reset();
-            room.take_back(0);
-            low_gate_up.wgrad(dc.column, context.low_x.take(split_sizes, low_gate_up, recipe, run),
-                              split_sizes, recipe, run);
-            dc.column = {};
-            dx = make_dx();
-            low_gate_up.dgrad(dc.row, split_sizes, dx, recipe, run);
-        }
+            low_down.grad_output(dy, split_sizes, recipe, {.row = true, .column = true}, first_room);
+        Quantized down = low_down.weight(Direction::Column, recipe, first_room);
+        ops::grouped_mlp_quantized_backward({.options = glu_.options(),
+                                             .down = down.column(),
+                                             .dy = low_dy.row(),
+                                             .c = context.c,
+                                             .scales = context.scales,
+                                             .split_sizes = split_sizes,
+                                             .dc = dc.target,
+                                             .activation = activation.target,
+                                             .dscales = dscales,
+                                             .fast_dgrad = recipe.fast(Use::Dgrad),
+                                             .overwrite_c = true},
+                                            in(until_ddown, run).exec);
+        down = {};
+        context.c.reset();
+        low_dy.drop(Direction::Row);
+        until_ddown.take_back(0);
+        low_down.wgrad(low_dy, activation.column, split_sizes, recipe, first_room);
+        low_dy = activation.column = {};
+        Tensor dx = Tensor::empty("grouped_mlp.dx", {rows, gate_up_.options().in_features}, run.dtype,
+                                  layers_before.exec);
+        low_gate_up.dgrad(dc.row, split_sizes, dx, recipe, first_room);
+        dc.row = {};
+        until_dgate_up.take_back(0);
+        low_gate_up.wgrad(dc.column, context.low_x.take(split_sizes, low_gate_up, recipe, layers_before),
+                          split_sizes, recipe, layers_before);
         return {{dx}, {Tensor(), dscales, Tensor()}};
     }
 

@@ -403,9 +403,17 @@ void run_backward(const Problem& p, const Views& v, const Exec& exec, const Chan
     if (!p.overwrite) return grouped_mlp_quantized_backward(args, exec);
     // It ends with dC, and somebody else goes on.
     const GroupedMlpQuantizedBackwardArgs all = args;
-    args.x = args.gate_up = {};
-    args.dx = args.dgate_up = {};
+    args.x = args.gate_up = args.dy_column = {};
+    args.dx = args.dgate_up = args.ddown = {};
     grouped_mlp_quantized_backward(args, exec);
+    grouped_gemm_quantized({.kind = GemmKind::Wgrad,
+                            .a = all.dy_column,
+                            .b = activation.column(),
+                            .out = all.ddown,
+                            .split_sizes = in.split_sizes,
+                            .beta = beta,
+                            .fast_accumulation = p.fast},
+                           exec);
     grouped_gemm_quantized({.kind = GemmKind::Wgrad,
                             .a = dc.column(),
                             .b = all.x,

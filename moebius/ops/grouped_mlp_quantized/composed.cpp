@@ -1,6 +1,7 @@
 #include "moebius/ops/grouped_mlp_quantized/composed.h"
 
 #include "moebius/ops/grouped_gemm_quantized/grouped_gemm_quantized.h"
+#include "moebius/runtime/loan_pool.h"
 #include "moebius/runtime/without_cost.h"
 
 namespace moebius::ops::composed {
@@ -73,13 +74,19 @@ void grouped_mlp_quantized_backward(const GroupedMlpQuantizedBackwardArgs& a, co
         const Scratch memory("grouped_mlp_quantized.dactivation",
                              static_cast<size_t>(bytes_of(a.c.dtype, shape.numel())), exec);
         const View dactivation(memory.as<void>(), a.c.dtype, shape);
+        // Nothing is in dc's codes yet: a product's scratch may be.
+        LoanPool dc(exec);
+        for (const Operand* codes : {&a.dc.row, &a.dc.column})
+            dc.lend(0, codes->data.data, static_cast<size_t>(codes->data.bytes()));
+        Exec until_dc = exec;
+        until_dc.pool = &dc;
         grouped_gemm_quantized({.kind = GemmKind::Dgrad,
                                 .a = a.dy,
                                 .b = a.down,
                                 .out = dactivation,
                                 .split_sizes = a.split_sizes,
                                 .fast_accumulation = a.fast_dgrad},
-                               exec);
+                               until_dc);
         scaled_glu_backward_quantize({.options = a.options,
                                       .x = a.c,
                                       .scales = a.scales,
@@ -91,7 +98,7 @@ void grouped_mlp_quantized_backward(const GroupedMlpQuantizedBackwardArgs& a, co
                                       .overwrite_x = a.overwrite_c},
                                      exec);
     }
-    down_gradient(a, exec);
+    if (a.ddown) down_gradient(a, exec);
     if (a.gate_up) gradients_from_dc(a, exec);
 }
 

@@ -117,18 +117,22 @@ void validate(const Backward& a) {
         MOEBIUS_CHECK(!a.x && !a.dx && !a.dgate_up, kOp, ": x, dx or dgate_up without gate_up");
         check_shared(a, kOp, a.dy, {}, a.dc);
     }
+    MOEBIUS_CHECK(a.ddown || (!a.dy_column && !a.gate_up), kOp,
+                  ": dy_column or gate_up without ddown");
     const Sizes s = sizes(a);
     if ((a.gate_up &&
          (!fits(a.x, Direction::Column, s.in()) || !fits(a.gate_up, Direction::Column, s.gate_up()))) ||
         !fits(a.down, Direction::Column, s.down()) || !fits(a.dy, Direction::Row, s.in()) ||
-        !fits(a.dy_column, Direction::Column, s.in()))
+        (a.ddown && !fits(a.dy_column, Direction::Column, s.in())))
         throw_misfit(kOp, a.x, a.gate_up, a.down, a.c);
     MOEBIUS_CHECK(a.dc.row && a.dc.column, kOp, ": dc is read in both directions");
     check_target("grouped_mlp_quantized_backward: dc", a.dc, s.wide());
-    MOEBIUS_CHECK(a.activation.column && !a.activation.row, kOp, ": ddown's product reads the activation");
-    check_target("grouped_mlp_quantized_backward: activation", a.activation, s.narrow());
+    MOEBIUS_CHECK(!a.activation.row && (a.activation.column || !a.ddown), kOp,
+                  ": ddown's product reads the activation column-wise");
+    if (a.activation.column)
+        check_target("grouped_mlp_quantized_backward: activation", a.activation, s.narrow());
     MOEBIUS_CHECK((!a.gate_up || a.dgate_up.shape == (Shape{s.experts, 2 * s.intermediate, s.hidden})) &&
-                      a.ddown.shape == (Shape{s.experts, s.hidden, s.intermediate}),
+                      (!a.ddown || a.ddown.shape == (Shape{s.experts, s.hidden, s.intermediate})),
                   kOp, ": dgate_up ", a.dgate_up.shape.str(), ", ddown ", a.ddown.shape.str());
     MOEBIUS_CHECK(!a.dscales || (a.dscales.dtype == DType::F32 && a.dscales.contiguous() &&
                                  a.dscales.shape == Shape{s.rows}),
@@ -150,10 +154,13 @@ Cost cost(const Forward& a) {
                                          bytes_of(a.activation) + bytes(a.activation.row)};
 }
 Cost cost(const Backward& a) {
-    return {(a.gate_up ? 12 : 4) * sizes(a).products(),
-            bytes(a.x) + 2 * bytes_of(a.activation) + bytes(a.gate_up) + bytes(a.down) + bytes(a.dy) +
-                bytes(a.dy_column) + bytes(a.c) + 2 * bytes_of(a.dc) + bytes(a.dx) + bytes(a.dgate_up) +
-                bytes(a.ddown)};
+    return {(a.gate_up ? 12
+             : a.ddown ? 4
+                       : 2) *
+                sizes(a).products(),
+            bytes(a.x) + (a.ddown ? 2 : 1) * bytes_of(a.activation) + bytes(a.gate_up) + bytes(a.down) +
+                bytes(a.dy) + bytes(a.dy_column) + bytes(a.c) + 2 * bytes_of(a.dc) + bytes(a.dx) +
+                bytes(a.dgate_up) + bytes(a.ddown)};
 }
 
 void grouped_mlp_quantized(const Forward& args, const Exec& exec) {

@@ -33,7 +33,8 @@ std::vector<VariantInfo> grouped_mlp_quantized_variants();
 // Scratch: the gradient of the activation (M, I) in c's type; on a GPU that of the pre-activation (M, 2I) too
 // where scaled_glu_backward_quantize is composed, unless it may be written over C. Without gate_up it ends
 // with dC, ddown and dscales, so that whoever goes on from dC need not hold gate_up's codes until then: x, dx
-// and dgate_up are then empty.
+// and dgate_up are then empty. Without ddown too it ends with dC, the activation if it is asked for and
+// dscales: dy_column is then empty.
 struct GroupedMlpQuantizedBackwardArgs {
     GluOptions options;
     Operand x;              // (M, H) column-wise, as forward had it
