@@ -172,6 +172,11 @@ TEST(ModelConfig, OverrideErrors) {
                   config.apply(literals({{"hidden_size", "0"}}));
               }),
               "config_kwargs.hidden_size = 0 must be at least 1 (command line)");
+    // Rows of zeros, such as padding, would divide by it.
+    EXPECT_EQ(error_of([&] {
+                  config.apply(literals({{"rms_norm_eps", "0"}}));
+              }),
+              "config_kwargs.rms_norm_eps = 0 must be at least 1e-12 (command line)");
     EXPECT_EQ(error_of([&] {
                   config.apply(literals({{"hidden_size", "null"}}));
               }),

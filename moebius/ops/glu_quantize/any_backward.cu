@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         finish_tile<kBlocks, kE5M2>(q, at, most, amax, tensor_scale, shared.tile);
         const int64_t next = b.after<kAgain>(at.column, turn);
         if constexpr (kAgain) {
-            if (next < at.column) {
+            if (next < b.intermediate && b.second(next, turn) && !b.second(at.column, turn)) {
                 put_away = b.put_away + int64_t{blockIdx.x} * (kTile * 16);
                 clear_dscales(at, shared, put_away);
             }
