@@ -49,7 +49,7 @@ double gemm_speed(const Exec& exec, DType run_dtype) {
 }  // namespace
 
 StepBudget choose_num_steps(const BudgetInput& in, const Exec& exec) {
-    const double speed = gemm_speed(exec, in.dtype);
+    const double speed = in.gemm_flops > 0 ? in.gemm_flops : gemm_speed(exec, in.dtype);
     const bool software = in.codes && exec.device->kind() == DeviceKind::Cpu;
     const double step_seconds = in.flops_per_step / ((software ? kCodesShareCpu : kStepShare) * speed);
     const double by_time = std::floor(60.0 * in.minutes / step_seconds);

@@ -13,7 +13,8 @@ struct BudgetInput {
     double flops_per_step = 0;
     double minutes = 10;
     DType dtype = DType::F32;
-    bool codes = false;  // under a recipe of low precision
+    bool codes = false;     // under a recipe of low precision
+    double gemm_flops = 0;  // a second, of the device's products; 0: measured
 };
 
 struct StepBudget {

@@ -117,8 +117,7 @@ void validate(const Backward& a) {
         MOEBIUS_CHECK(!a.x && !a.dx && !a.dgate_up, kOp, ": x, dx or dgate_up without gate_up");
         check_shared(a, kOp, a.dy, {}, a.dc);
     }
-    MOEBIUS_CHECK(a.ddown || (!a.dy_column && !a.gate_up), kOp,
-                  ": dy_column or gate_up without ddown");
+    MOEBIUS_CHECK(a.ddown || (!a.dy_column && !a.gate_up), kOp, ": dy_column or gate_up without ddown");
     const Sizes s = sizes(a);
     if ((a.gate_up &&
          (!fits(a.x, Direction::Column, s.in()) || !fits(a.gate_up, Direction::Column, s.gate_up()))) ||
