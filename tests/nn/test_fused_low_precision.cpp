@@ -136,6 +136,46 @@ TEST(FusedLowPrecision, SaysWhatIsLeftToAPassOfItsOwn) {
     EXPECT_EQ(chain.mlp->fusion_report()[0].note, "");
 }
 
+// A dry step of a layer of 8x7B's shapes: beside what is there after forward, backward takes dC's column-wise
+// codes and the down weight's. The rest lies in gradients that are not written yet, and where C lay.
+TEST(FusedLowPrecision, BackwardTakesLittleBesideDcsColumnwiseCodes) {
+    constexpr int64_t kCopies = 32768, kWide = 4096, kInner = 14336, kExperts = 8;
+    const Device device = Device::cpu_from_environment();
+    for (const char* recipe : {"Float8BlockScaling", "Float8CurrentScaling", "MXFP8BlockScaling"}) {
+        CountingPool pool, forwards;  // what is kept and backward's; the rest of forward's
+        ThreadPool threads{1};
+        ParameterSet parameters;
+        nn::Run run{.exec = {.device = &device, .pool = &forwards, .threads = &threads, .dry = true},
+                    .dtype = DType::BF16,
+                    .fusion = FusionMode::Strict};
+        run.keep = &pool;
+        run.pass.lend_gradients = true;
+        const auto mlp =
+            grouped_mlp(parameters, "mlp", {.experts = kExperts, .hidden = kWide, .intermediate = kInner});
+        parameters.place({.dtype = DType::BF16, .grad_dtype = DType::BF16}, run.exec);
+        parameters.begin_step();
+        const auto make = [&](Shape shape, DType dtype) {
+            return Tensor::empty("rows", shape, dtype, run.exec);
+        };
+        const Tensor dy = make({kCopies, kWide}, DType::BF16), sizes = make({kExperts}, DType::I32),
+                     probs = make({kCopies}, DType::F32);
+        ContextPtr context;
+        {
+            const Autocast scope(run, true, make_recipe(recipe, "", {}));
+            const Tensor extra[] = {sizes, probs, sizes};
+            context = mlp->forward({make({kCopies, kWide}, DType::BF16)}, extra, run).context;
+        }
+        run.exec.pool = &pool;
+        run.keep = nullptr;
+        const int64_t before = pool.report().current_bytes;
+        const int64_t dc = kCopies * 2 * kInner, down = kExperts * kWide * kInner;
+        const FusibleBackward made = mlp->backward(std::move(context), {dy}, run);
+        const int64_t most = pool.report().peak_bytes - before;
+        EXPECT_GE(most, dc) << recipe;
+        EXPECT_LT(most, dc + down + dc / 12) << recipe;  // scales: a 32nd; rows up to 128: another
+    }
+}
+
 // The pre-activation aside, a byte an element of the input and the scales: half of what bf16 keeps. The
 // activation's codes are made again.
 TEST(FusedLowPrecision, KeepsCodesForBackward) {
