@@ -32,9 +32,9 @@ __device__ __forceinline__ void flag_release(uint32_t* flag, uint32_t value) {
 __device__ __forceinline__ void fence_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-// After fence_async_global() by each thread that wrote, and a barrier of these: adds one.
-__device__ __forceinline__ void flag_add(uint32_t* flag) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(flag) : "memory");
+// After fence_async_global() by each thread that wrote, and a barrier of these.
+__device__ __forceinline__ void flag_add(uint32_t* flag, uint32_t more = 1) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(flag), "r"(more) : "memory");
 }
 // Until the flag has that value.
 __device__ __forceinline__ void flag_await(const uint32_t* flag, uint32_t value) {

@@ -15,8 +15,13 @@ namespace {
 
 using ops::GemmKind;
 
-const std::vector<int64_t> kSplits = {300, 0, 1290, 17, 1, 700};
-constexpr int64_t kCapacity = 2400, kOut = 2048, kIn = 1552;  // 48.5 blocks of 32
+struct Sizes {
+    std::vector<int64_t> splits;
+    int64_t capacity, out, in;
+};
+const Sizes kUsual{{300, 0, 1290, 17, 1, 700}, 2400, 2048, 1552};  // 48.5 blocks of 32
+// Several segments an expert, several times round the rings: of Forward and Dgrad by rows, of Wgrad by `out`.
+const Sizes kSegments{{4700, 0, 2300, 130, 2600, 0, 9, 0}, 10000, 6144, 1024};
 
 enum class Numbers { Usual, Extreme, WithNaN };
 
@@ -31,16 +36,21 @@ struct Filled {
 
 class MxProducts {
   public:
-    MxProducts(const Exec& exec, const std::function<void(const std::string&, const std::string&)>& report)
-        : exec_(exec), report_(report) {
+    MxProducts(const Sizes& sizes, const char* variant, const Exec& exec,
+               const std::function<void(const std::string&, const std::string&)>& report)
+        : exec_(exec),
+          report_(report),
+          sizes_(sizes),
+          forced_{{"grouped_gemm", "sm90"}, {"grouped_gemm_quantized", variant}} {
         exec_.forced = &forced_;
-        splits_ = Tensor::empty("mx.splits", {static_cast<int64_t>(kSplits.size())}, DType::I64, exec_);
-        copy_to_device(splits_.view().data, kSplits.data(), kSplits.size() * sizeof(int64_t), exec_);
+        const std::vector<int64_t>& splits = sizes_.splits;
+        splits_ = Tensor::empty("mx.splits", {static_cast<int64_t>(splits.size())}, DType::I64, exec_);
+        copy_to_device(splits_.view().data, splits.data(), splits.size() * sizeof(int64_t), exec_);
         synchronize(exec_);
     }
 
-    void run() {
-        for (const Numbers numbers : {Numbers::Usual, Numbers::Extreme, Numbers::WithNaN}) {
+    void run(std::initializer_list<Numbers> all) {
+        for (const Numbers numbers : all) {
             for (const GemmKind kind : {GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad}) {
                 for (const DType a : {DType::F8E4M3, DType::F8E5M2}) compare(kind, a, numbers);
             }
@@ -93,22 +103,24 @@ class MxProducts {
 
     void compare(GemmKind kind, DType a_type, Numbers numbers) {
         const bool wgrad = kind == GemmKind::Wgrad, forward = kind == GemmKind::Forward;
-        const auto experts = static_cast<int64_t>(kSplits.size());
-        const MatrixShape rows_a{kCapacity, forward ? kIn : kOut, experts, false},
-            rows_b{kCapacity, kIn, experts, false}, weight{kOut, kIn, experts, true};
+        const auto experts = static_cast<int64_t>(sizes_.splits.size());
+        const int64_t capacity = sizes_.capacity, out_features = sizes_.out, in_features = sizes_.in;
+        const MatrixShape rows_a{capacity, forward ? in_features : out_features, experts, false},
+            rows_b{capacity, in_features, experts, false}, weight{out_features, in_features, experts, true};
         const Filled a = fill("mx.a", a_type, wgrad ? Direction::Column : Direction::Row, rows_a, numbers);
         const Filled b = fill("mx.b", DType::F8E4M3, forward ? Direction::Row : Direction::Column,
                               wgrad ? rows_b : weight, numbers);
-        const Shape shape = wgrad     ? Shape{experts, kOut, kIn}
-                            : forward ? Shape{kCapacity, kOut}
-                                      : Shape{kCapacity, kIn};
+        const Shape shape = wgrad     ? Shape{experts, out_features, in_features}
+                            : forward ? Shape{capacity, out_features}
+                                      : Shape{capacity, in_features};
         for (const DType out : {DType::BF16, DType::F32}) {
             for (const float beta : {0.0f, 1.0f}) {
                 if (beta != 0 && !wgrad) continue;
                 const std::string text = std::string(forward ? "forward"
                                                      : wgrad ? "wgrad"
                                                              : "dgrad") +
-                                         " " + std::string(moebius::name(a_type)) + " " +
+                                         " " + forced_.at("grouped_gemm_quantized") + " " +
+                                         std::string(moebius::name(a_type)) + " " +
                                          std::string(moebius::name(out)) + (beta != 0 ? " added, " : ", ") +
                                          std::string(name(numbers));
                 try {
@@ -172,7 +184,8 @@ class MxProducts {
 
     Exec exec_;
     const std::function<void(const std::string&, const std::string&)>& report_;
-    const ForcedVariants forced_{{"grouped_gemm", "sm90"}, {"grouped_gemm_quantized", "sm90_bf16"}};
+    const Sizes& sizes_;
+    const ForcedVariants forced_;
     Tensor splits_;
 };
 
@@ -180,7 +193,9 @@ class MxProducts {
 
 void test_mx_products(const Exec& exec,
                       const std::function<void(const std::string&, const std::string&)>& report) {
-    MxProducts(exec, report).run();
+    for (const char* variant : {"sm90_bf16", "sm90_bf16_ring"})
+        MxProducts(kUsual, variant, exec, report).run({Numbers::Usual, Numbers::Extreme, Numbers::WithNaN});
+    MxProducts(kSegments, "sm90_bf16_ring", exec, report).run({Numbers::Usual});
 }
 
 }  // namespace moebius::gpu_tests

@@ -161,6 +161,37 @@ TEST(GroupedGemmQuantized, MxOperandsAreWidenedWhileHopperMultiplies) {
     EXPECT_EQ(plan({.experts = 2, .rows = 0}).at_once, 2);
 }
 
+// 8x7B's products of 32,768 rows: 1.1 to 3.5 GiB of operands in bf16.
+TEST(GroupedGemmQuantized, ScratchOfLargeMxOperandsIsBounded) {
+    constexpr int64_t kMiB = 1 << 20, kH = 4096, kI = 14336;
+    const auto large = [](GemmKind kind, int64_t n, int64_t k) {
+        return MxProduct{.kind = kind, .experts = 8, .rows = 32768, .n = n, .k = k}.args();
+    };
+    for (const GemmKind kind : {GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad}) {
+        const GroupedGemmQuantizedArgs gate_up = large(kind, 2 * kI, kH);
+        EXPECT_LE(sm90::plan_ring(gate_up).bytes(), 616 * kMiB);
+        EXPECT_THAT(sm90::why_not_bf16(gate_up, {}), testing::HasSubstr("more than 512; rings need"));
+        EXPECT_EQ(sm90::why_not_bf16_ring(gate_up, {}), "");
+        if (kind == GemmKind::Wgrad) continue;
+        EXPECT_LE(sm90::plan_ring(large(kind, kH, kI)).bytes(), 352 * kMiB);
+    }
+    // Of the down weight's gradient the columns' side is the larger, and there is no ring of it.
+    EXPECT_EQ(sm90::why_not_bf16(large(GemmKind::Wgrad, kH, kI), {}), "");
+    const sm90::RingPlan dgrad = sm90::plan_ring(large(GemmKind::Dgrad, 2 * kI, kH));
+    EXPECT_EQ(dgrad.band, 4);
+    EXPECT_EQ(dgrad.slots, 6);
+    EXPECT_EQ(dgrad.b_slots, 2);
+    EXPECT_EQ(dgrad.at_once, 4);
+    // Of many small experts a card takes several at a time.
+    EXPECT_EQ(sm90::why_not_bf16(MxProduct{.experts = 128, .rows = 65536, .n = 1536, .k = 2048}.args(), {}),
+              "");
+    EXPECT_THAT(sm90::why_not_bf16(MxProduct{.experts = 64, .rows = 131072, .n = 2048, .k = 2048}.args(), {}),
+                testing::HasSubstr("would hold both operands in bf16, 1024 MiB"));
+    // Any routing of few rows has a segment each.
+    EXPECT_EQ(sm90::plan_ring(MxProduct{.experts = 40, .rows = 64, .n = 48, .k = 80}.args()).segments, 41);
+    EXPECT_EQ(sm90::plan_ring(MxProduct{.experts = 1, .rows = 0}.args()).b_slots, 1);
+}
+
 // Column-wise scales are read as vectors, of Dgrad's weight and of both of Wgrad's operands; row-wise ones
 // lie anywhere.
 TEST(GroupedGemmQuantized, HopperWantsColumnwiseMxScalesAligned) {

@@ -90,6 +90,61 @@ TEST(GroupedTiles, EveryUnitOnce) {
     }
 }
 
+// A segment's units are a band's, and a block never comes to an earlier segment: who waits for one waits for
+// tiles that nobody puts off.
+TEST(GroupedTiles, BandsOfRowsGoSegmentBySegment) {
+    for (const auto& sizes : splits()) {
+        const std::vector<int> ends = row_ends(sizes);
+        for (const int unit_rows : {0, 128}) {
+            for (const auto& [columns, band] : {std::pair{1, 1}, {7, 3}, {16, 2}, {5, 16}}) {
+                TilePlan plan;
+                plan.experts = static_cast<int>(sizes.size());
+                plan.unit_rows = unit_rows;
+                plan.row_units = 7;
+                plan.column_units = columns;
+                plan.band = band;
+                const int units = units_of(ends, plan);
+                for (const int blocks : {1, 66, 132}) {
+                    std::map<std::tuple<int, int, int>, int> halves;
+                    std::map<int, int> of_segment;
+                    std::map<int, std::tuple<int, int, int>>
+                        places;  // segment → expert, turn, first row unit
+                    for (int block = 0; block < blocks; ++block) {
+                        RowBandWalk walk(ends.data(), plan, block, blocks, units);
+                        int segment = 0;
+                        for (BandUnit unit; walk.next(unit);) {
+                            EXPECT_GE(unit.segment, segment);
+                            segment = unit.segment;
+                            const int count = unit.half < 0 ? 2 : 1;
+                            halves[{unit.expert, unit.row_unit, unit.column_unit}] += count;
+                            of_segment[segment] += count;
+                            EXPECT_GE(unit.row_unit, unit.first_row_unit);
+                            EXPECT_LT(unit.row_unit, unit.first_row_unit + band);
+                            const std::tuple place{unit.expert, unit.turn, unit.first_row_unit};
+                            EXPECT_EQ(places.try_emplace(segment, place).first->second, place);
+                        }
+                    }
+                    EXPECT_EQ(halves.size(), static_cast<size_t>(units));
+                    for (const auto& [unit, count] : halves) EXPECT_EQ(count, 2);
+                    // Who widens counts a segment's tiles from the expert's rows.
+                    int segment = 0, turn = 0;
+                    for (int e = 0; e < plan.experts; ++e) {
+                        const auto index = static_cast<size_t>(e);
+                        const int rows = plan.row_units_of(e > 0 ? ends[index - 1] : 0, ends[index]);
+                        const RowBands bands(rows, band);
+                        for (int i = 0; i < bands.count; ++i, ++segment) {
+                            EXPECT_EQ(of_segment[segment], 2 * bands.width_of(i, rows) * columns);
+                            EXPECT_EQ(places[segment], std::tuple(e, turn, i * bands.width));
+                        }
+                        turn += rows > 0;
+                    }
+                    EXPECT_EQ(of_segment.size(), static_cast<size_t>(segment));
+                }
+            }
+        }
+    }
+}
+
 // What runs at a time shares operands: a band's row units before the next band.
 TEST(GroupedTiles, RowsRunThroughABandTogether) {
     const std::vector<int> ends = {4 * 128};

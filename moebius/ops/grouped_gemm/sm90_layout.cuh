@@ -56,6 +56,7 @@ struct ProductTraits {
     static constexpr bool kPairedB = kPairedBValue;
     static constexpr int kColumns = kPairedB ? kTileColumns / 2 : kTileColumns;  // of the output in a tile
     static_assert(!(kPairedB && kBMnMajor));
+    using Walk = TileWalk;
 };
 
 // Rows of a box of the tensor maps.

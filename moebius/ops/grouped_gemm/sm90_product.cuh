@@ -39,9 +39,10 @@ __device__ __forceinline__ int row_of(const TileUnit& unit, int group) {
     return unit.row_unit * kTileRows + group * kGroupRows + (T::kReduceRows ? 0 : unit.row_begin);
 }
 // The block's tiles.
-__device__ __forceinline__ TileWalk walk_of(const ProductArgs& args, const Shared& shared) {
-    return TileWalk(shared.row_ends, args.plan, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                    shared.row_ends[args.plan.experts]);
+template <class T>
+__device__ __forceinline__ typename T::Walk walk_of(const ProductArgs& args, const Shared& shared) {
+    return typename T::Walk(shared.row_ends, args.plan, static_cast<int>(blockIdx.x),
+                            static_cast<int>(gridDim.x), shared.row_ends[args.plan.experts]);
 }
 
 // Row ends of the experts, and behind them the number of tiles, by one warp: a lane sums a run of experts,
@@ -112,9 +113,9 @@ struct AllReady {
 // One thread: fills the ring for all the block's tiles. `ready`: returns when an expert's operands are there.
 template <class T, class Ready>
 __device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared& shared, Ready ready) {
-    TileWalk walk = walk_of(args, shared);
+    auto walk = walk_of<T>(args, shared);
     RingPosition ring;
-    for (TileUnit unit; walk.next(unit);) {
+    for (typename T::Walk::Unit unit; walk.next(unit);) {
         ready(unit.expert);
         const int row = unit.row_unit * kTileRows + (T::kReduceRows ? 0 : unit.row_begin),
                   column = unit.column_unit * T::kColumns;
@@ -136,11 +137,11 @@ __device__ __forceinline__ void load_tiles(const ProductArgs& args, const Shared
 // bytes, whatever the swizzle does inside it.
 template <class T>
 __device__ __forceinline__ void zero_tails(const ProductArgs& args, const Shared& shared) {
-    TileWalk walk = walk_of(args, shared);
+    auto walk = walk_of<T>(args, shared);
     RingPosition ring;
     const int lane = static_cast<int>(threadIdx.x % 32);
     uint32_t raw_parities = 0;  // a bit a stage
-    for (TileUnit unit; walk.next(unit);) {
+    for (typename T::Walk::Unit unit; walk.next(unit);) {
         const int depth = depth_of<T>(args, unit), stages = stages_of(depth);
         for (int i = 0; i < stages; ++i, ring.advance()) {
             if ((i + 1) * kTileDepth <= depth) continue;
@@ -195,13 +196,20 @@ __device__ __forceinline__ void stage_sums(const float (&sums)[128], const Place
     if (place.lane == 0) ptx::barrier_arrive(shared.staged(place.group));  // partner: finish_tiles
 }
 
-// A warpgroup: all tiles of the block, its 64 rows of each.
-template <class T, class Epilogue>
+// For multiply_tiles: nobody waits until operands have been read.
+struct NobodyWaits {
+    template <class Unit>
+    __device__ __forceinline__ void operator()(const Unit&) const {}
+};
+
+// A warpgroup: all tiles of the block, its 64 rows of each. `read`: called by one thread a tile, when all of
+// its operands are in shared memory.
+template <class T, class Epilogue, class Read = NobodyWaits>
 __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
                                                const typename Epilogue::Args& epilogue, const Shared& shared,
-                                               int group) {
+                                               int group, Read read = {}) {
     constexpr int kLeadBarrier = 1 + kGroups;
-    TileWalk walk = walk_of(args, shared);
+    auto walk = walk_of<T>(args, shared);
     Place place;
     place.group = group;
     place.thread = static_cast<int>(threadIdx.x % 128);
@@ -216,7 +224,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
     RingPosition ring;
     bool first_tile = true;
     uint32_t tiles = 0;  // that exist
-    for (TileUnit unit; walk.next(unit);) {
+    for (typename T::Walk::Unit unit; walk.next(unit);) {
         const int stages = __shfl_sync(~0u, stages_of(depth_of<T>(args, unit)), 0);
         place.expert = unit.expert;
         place.row = row_of<T>(unit, group);
@@ -236,6 +244,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
                 ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: TMA, or zero_tails
                 release(ring.stage);
             }
+            if (group == 0 && place.thread == 0) read(unit);
             continue;
         }
         float sums[128];
@@ -259,6 +268,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         ptx::wgmma_hold(sums);
         if (leads && stages < kLead) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
         release(last);
+        if (group == 0 && place.thread == 0) read(unit);
         if constexpr (Epilogue::kFinishes) {
             stage_sums(sums, place, shared, tiles++);
         } else {
@@ -272,12 +282,12 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
 template <class T, class Epilogue>
 __device__ __forceinline__ void finish_tiles(const ProductArgs& args, const typename Epilogue::Args& epilogue,
                                              const Shared& shared, int warp) {
-    TileWalk walk = walk_of(args, shared);
+    auto walk = walk_of<T>(args, shared);
     StagedTile tile;
     tile.warp = warp;
     tile.lane = static_cast<int>(threadIdx.x % 32);
     uint32_t parities = 0;  // a bit a group
-    for (TileUnit unit; walk.next(unit);) {
+    for (typename T::Walk::Unit unit; walk.next(unit);) {
 #pragma unroll 1
         for (int group = 0; group < kGroups; ++group) {
             tile.row = row_of<T>(unit, group);

@@ -48,6 +48,8 @@ struct TileUnit {
 // the last round has half the work, and no sum changes.
 class TileWalk {
   public:
+    using Unit = TileUnit;
+
     // Takes the units first, first + step, … `row_ends` (experts): the row behind each expert's last,
     // ascending. `units`: of all experts; 0: none is shared.
     MOEBIUS_TILES_INLINE TileWalk(const int* row_ends, const TilePlan& plan, int first, int step,
@@ -98,6 +100,89 @@ class TileWalk {
     int next_, step_, shared_from_ = kNone;
     int expert_ = 0, expert_first_ = 0;  // and the index of the expert's first unit
     int row_begin_ = 0, row_end_ = 0, row_units_ = 0;
+};
+
+// A walk in bands of rows: experts in order; of each, bands of at most plan.band row units, about equally
+// wide; of a band all column units in order, its row units running fastest. A band of an expert is a segment:
+// what a ring holds at a time of the rows' operand. A block never comes to an earlier segment than it was at.
+struct RowBands {
+    int width = 1, count = 0;
+
+    MOEBIUS_TILES_INLINE RowBands(int row_units, int most) {
+        if (row_units == 0) return;
+        count = (row_units + most - 1) / most;
+        width = (row_units + count - 1) / count;
+        count = (row_units + width - 1) / width;
+    }
+    MOEBIUS_TILES_INLINE int width_of(int band, int row_units) const {
+        const int left = row_units - band * width;
+        return left < width ? left : width;
+    }
+};
+
+struct BandUnit : TileUnit {
+    int first_row_unit = 0;  // of its band
+    int segment = 0;         // the band's number, over all experts
+    int turn = 0;            // the expert's, among those that have units
+};
+
+class RowBandWalk {
+  public:
+    using Unit = BandUnit;
+
+    MOEBIUS_TILES_INLINE RowBandWalk(const int* row_ends, const TilePlan& plan, int first, int step,
+                                     int units = 0)
+        : row_ends_(row_ends), plan_(plan), next_(first), step_(step) {
+        const int left = units % step;
+        shared_from_ = 0 < left && 2 * left <= step ? units - left : kNone;
+        enter(0);
+    }
+
+    MOEBIUS_TILES_INLINE bool next(BandUnit& unit) {
+        const bool shared = next_ >= shared_from_;
+        const int number = shared ? shared_from_ + (next_ - shared_from_) / 2 : next_;
+        while (expert_ < plan_.experts && number >= expert_first_ + row_units_ * plan_.column_units) {
+            expert_first_ += row_units_ * plan_.column_units;
+            row_begin_ = row_end_;
+            segment_ += bands_.count;
+            if (row_units_ > 0) ++turn_;
+            enter(expert_ + plan_.expert_step);
+        }
+        if (expert_ >= plan_.experts) return false;
+        const int index = number - expert_first_;
+        const int band = index / (bands_.width * plan_.column_units);
+        const int within = index - band * bands_.width * plan_.column_units;
+        const int width = bands_.width_of(band, row_units_);
+        unit.expert = expert_;
+        unit.row_begin = row_begin_;
+        unit.row_end = row_end_;
+        unit.first_row_unit = band * bands_.width;
+        unit.row_unit = unit.first_row_unit + within % width;
+        unit.column_unit = within / width;
+        unit.segment = segment_ + band;
+        unit.turn = turn_;
+        unit.half = shared ? (next_ - shared_from_) % 2 : -1;
+        next_ += step_;
+        return true;
+    }
+
+  private:
+    static constexpr int kNone = 0x7FFFFFFF;
+
+    MOEBIUS_TILES_INLINE void enter(int expert) {
+        expert_ = expert;
+        if (expert >= plan_.experts) return;
+        row_end_ = row_ends_[expert];
+        row_units_ = plan_.row_units_of(row_begin_, row_end_);
+        bands_ = RowBands(row_units_, plan_.band);
+    }
+
+    const int* row_ends_;
+    TilePlan plan_;
+    int next_, step_, shared_from_ = kNone;
+    int expert_ = 0, expert_first_ = 0, segment_ = 0, turn_ = 0;
+    int row_begin_ = 0, row_end_ = 0, row_units_ = 0;
+    RowBands bands_{0, 1};
 };
 
 }  // namespace moebius::ops::sm90

@@ -17,6 +17,8 @@ constexpr Variant<GroupedGemmQuantizedArgs> kTable[] = {
     {"sm90", DeviceKind::Cuda, 90, 90, sm90::why_not, MOEBIUS_CUDA(sm90::grouped_gemm_quantized)},
     {"sm90_bf16", DeviceKind::Cuda, 90, 90, sm90::why_not_bf16,
      MOEBIUS_CUDA(sm90::grouped_gemm_quantized_bf16)},
+    {"sm90_bf16_ring", DeviceKind::Cuda, 90, 90, sm90::why_not_bf16_ring,
+     MOEBIUS_CUDA(sm90::grouped_gemm_quantized_bf16_ring)},
     {"cuda_any", DeviceKind::Cuda, 80, 999, always<GroupedGemmQuantizedArgs>,
      MOEBIUS_CUDA(cuda::grouped_gemm_quantized)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<GroupedGemmQuantizedArgs>, cpu::grouped_gemm_quantized},

@@ -22,4 +22,15 @@ void grouped_gemm_quantized_bf16(const GroupedGemmQuantizedArgs& args, const Exe
     }
 }
 
+void grouped_gemm_quantized_bf16_ring(const GroupedGemmQuantizedArgs& args, const Exec& exec) {
+    switch (args.kind) {
+        case GemmKind::Forward:
+            return mx::ring_forward(args, exec);
+        case GemmKind::Dgrad:
+            return mx::ring_dgrad(args, exec);
+        case GemmKind::Wgrad:
+            return mx::ring_wgrad(args, exec);
+    }
+}
+
 }  // namespace moebius::ops::sm90

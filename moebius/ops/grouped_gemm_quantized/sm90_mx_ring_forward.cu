@@ -1,0 +1,9 @@
+#include "moebius/ops/grouped_gemm_quantized/sm90_mx_ring_launch.cuh"
+
+namespace moebius::ops::sm90::mx {
+
+void ring_forward(const GroupedGemmQuantizedArgs& args, const Exec& exec) {
+    launch_ring_rows<false>("grouped_gemm_quantized.mx_ring_forward", args, exec);
+}
+
+}  // namespace moebius::ops::sm90::mx
