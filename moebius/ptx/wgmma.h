@@ -43,6 +43,12 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+// wgmma_wait<0> for one of two branches of which the other has that: spelled otherwise, so that the compiler
+// does not make one wait of both. It moves a wait up, before all arithmetic of the same block of code that
+// needs no result of a product; a branch it leaves where it is.
+__device__ __forceinline__ void wgmma_wait_in_branch() {
+    asm volatile("wgmma.wait_group.sync.aligned 0; // in a branch" ::: "memory");
+}
 // Keeps the compiler from moving uses of the sums across a wait or fence.
 template <int kCount>
 __device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {

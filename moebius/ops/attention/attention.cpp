@@ -23,7 +23,8 @@ std::string backward_not_for_cudnn(const AttentionBackwardArgs& a, const Exec& e
     return !reason.empty() || exec.dry ? reason : cudnn::unavailable(a, kOrdered, exec);
 }
 
-std::string backward_not_for_sm90(const AttentionBackwardArgs& a, const Exec&) {
+template <class Args>
+std::string not_for_sm90(const Args& a, const Exec&) {
     return sm90::refused(a);
 }
 
@@ -35,11 +36,13 @@ std::string not_for_cuda_any(const Args& a, const Exec&) {
 }
 
 constexpr Variant<AttentionArgs> kForward[] = {
+    {"sm90", DeviceKind::Cuda, 90, 90, not_for_sm90<AttentionArgs>, MOEBIUS_CUDA(sm90::attention)},
     {"cudnn", DeviceKind::Cuda, 90, 90, not_for_cudnn, MOEBIUS_CUDNN(cudnn::attention)},
     {"cuda_any", DeviceKind::Cuda, 80, 999, not_for_cuda_any<AttentionArgs>, MOEBIUS_CUDA(cuda::attention)},
     {"cpu", DeviceKind::Cpu, 0, 0, always<AttentionArgs>, cpu::attention}};
 constexpr Variant<AttentionBackwardArgs> kBackward[] = {
-    {"sm90", DeviceKind::Cuda, 90, 90, backward_not_for_sm90, MOEBIUS_CUDA(sm90::attention_backward)},
+    {"sm90", DeviceKind::Cuda, 90, 90, not_for_sm90<AttentionBackwardArgs>,
+     MOEBIUS_CUDA(sm90::attention_backward)},
     {"cudnn", DeviceKind::Cuda, 90, 90, backward_not_for_cudnn<true>,
      MOEBIUS_CUDNN(cudnn::attention_backward)},
     {"cudnn_unordered", DeviceKind::Cuda, 90, 90, backward_not_for_cudnn<false>,

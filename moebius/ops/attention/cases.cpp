@@ -357,6 +357,13 @@ const std::vector<Named>& small() {
         {"large_scores",
          "edge",
          {.lengths = {110, 20}, .heads = 2, .kv_heads = 1, .head_dim = 64, .magnitude = 30}},
+        // Tiles whose largest scores lie far apart, beyond what exponents can bridge and less.
+        {"large_scores.tiles_of_keys.d64",
+         "edge",
+         {.lengths = {400, 20}, .heads = 2, .kv_heads = 1, .head_dim = 64, .magnitude = 30}},
+        {"large_scores.far_apart.d64",
+         "edge",
+         {.lengths = {20, 400}, .heads = 2, .kv_heads = 1, .head_dim = 64, .magnitude = 5}},
         {"one_long", "basic", {.lengths = {1, 700}, .heads = 2, .kv_heads = 1, .head_dim = 16}},
         {"one_long.window_150",
          "window",

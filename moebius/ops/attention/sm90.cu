@@ -1,10 +1,8 @@
 // Attention's backward on Hopper: the kernels before and after that of sm90_backward.cuh, and the launches.
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
 #include "moebius/ops/attention/sm90_backward.cuh"
-#include "moebius/ops/grouped_gemm/sm90_maps.h"
+#include "moebius/ops/attention/sm90_views.cuh"
 #include "moebius/ptx/vector.h"
 #include "moebius/runtime/launch.h"
 
@@ -12,19 +10,6 @@ namespace moebius::ops::sm90 {
 namespace {
 
 constexpr int kRowThreads = 256;
-constexpr float kLog2E = 1.4426950408889634f;
-
-// (T, heads, head_dim) in memory, strides in elements.
-template <class T>
-struct Rows {
-    T* data;
-    int64_t token, head;
-    __device__ T* at(int64_t t, int64_t h) const { return data + t * token + h * head; }
-};
-template <class T>
-Rows<T> rows_of_view(const View& view) {
-    return {static_cast<T*>(view.data), view.stride[0], view.stride[1]};
-}
 
 struct PrepareArgs {
     Rows<const __nv_bfloat16> out, dout;
@@ -87,14 +72,6 @@ __global__ void __launch_bounds__(kRowThreads) attention_round_sm90(const __grid
     ptx::store_floats<8>(a.to.at(token, y / a.boxes) + y % a.boxes * 64 + j * 8, x);
 }
 
-// A view (T, heads, d) as TMA takes it: heads outermost.
-CUtensorMap heads_map(const View& view, int64_t rows) {
-    View turned = view;
-    turned.shape = {view.size(1), view.size(0), view.size(2)};
-    std::swap(turned.stride[0], turned.stride[1]);
-    return tensor_map(turned, rows);
-}
-
 template <int kHeadDim>
 void backward(const AttentionBackwardArgs& a, const Exec& exec) {
     using L = detail::Layout<kHeadDim>;
@@ -128,9 +105,7 @@ void backward(const AttentionBackwardArgs& a, const Exec& exec) {
     p.dout = heads_map(a.dout, L::kQueries);
     p.k = heads_map(a.k, kKeys);
     p.v = heads_map(a.v, kKeys);
-    p.cu_seqlens = cu_seqlens;
-    p.sequences = static_cast<int>(sequences);
-    p.tokens = static_cast<int>(tokens);
+    p.sequences = {cu_seqlens, static_cast<int>(sequences), static_cast<int>(tokens)};
     p.heads = static_cast<int>(heads);
     p.kv_heads = static_cast<int>(kv_heads);
     p.window = static_cast<int>(std::min(a.shape.window, tokens));

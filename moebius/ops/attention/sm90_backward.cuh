@@ -19,53 +19,13 @@
 #pragma once
 
 #include "moebius/ops/attention/sm90_copies.cuh"
-#include "moebius/ptx/matrix.h"
-#include "moebius/ptx/sync.h"
-#include "moebius/ptx/wgmma_narrow.h"
+#include "moebius/ops/attention/sm90_fragments.cuh"
 
 namespace moebius::ops::sm90 {
 
 namespace detail {
 
 // ---- the products: two warpgroups ----
-
-// Of a thread in its warpgroup.
-struct Thread {
-    int group, warp, lane;
-};
-
-// The same address, computed here: descriptors that the compiler keeps from one tile to the next take the
-// registers of sums.
-__device__ __forceinline__ uint32_t here(uint32_t address) {
-    asm volatile("" : "+r"(address));
-    return address;
-}
-
-template <int kCount>
-__device__ __forceinline__ void pack(uint32_t (&to)[kCount / 8][4], const float (&from)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) to[i / 4][i % 4] = ptx::pack_bf16(from[2 * i], from[2 * i + 1]);
-}
-
-template <int kCount>
-__device__ __forceinline__ void clear(float (&sums)[kCount]) {
-#pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-}
-
-// Rows [rows, all) of boxes of `all` rows of 128 bytes.
-__device__ __forceinline__ void zero_rows(uint32_t boxes, int count, int rows, int all, const Thread& t) {
-    const int thread = (t.group * 4 + t.warp) * 32 + t.lane;
-    for (int box = 0; box < count; ++box) {
-        for (int chunk = rows * 8 + thread; chunk < all * 8; chunk += kGroups * 128)
-            ptx::store_shared(boxes + static_cast<uint32_t>((box * all * 8 + chunk) * 16), uint4{0, 0, 0, 0});
-    }
-}
-constexpr int kZeroBarrier = 1;
-__device__ __forceinline__ void show_zeros() {
-    ptx::fence_async_shared();
-    ptx::named_barrier_wait(kZeroBarrier, kGroups * 128);  // partner: the other warpgroup
-}
 
 // (64, 64) sums to the staging, for write(). `token` of the first row.
 __device__ __forceinline__ void stage_sums(const float* sums, const Sums& to, int token, const Thread& t) {
@@ -102,8 +62,8 @@ class Products {
             ptx::barrier_wait(shared_.keys_full(), count & 1);  // partner: TMA
             const int keys = item.length - item.first_key();
             if (keys < kKeys) {
-                zero_rows(shared_.k(), 2 * L::kBoxes, keys, kKeys, t_);
-                show_zeros();
+                zero_rows<kGroups>(shared_.k(), 2 * L::kBoxes, keys, kKeys, t_);
+                show_zeros<kGroups>();
             }
             clear(dk_);
             clear(dv_);
@@ -232,8 +192,8 @@ class Products {
         ptx::barrier_wait(shared_.full(stage), ring_.round & 1);  // partner: TMA, load
         const int rows = item.length - index * L::kQueries;
         if (rows < L::kQueries) {
-            zero_rows(shared_.q(stage), 2 * L::kBoxes, rows, L::kQueries, t_);
-            show_zeros();
+            zero_rows<kGroups>(shared_.q(stage), 2 * L::kBoxes, rows, L::kQueries, t_);
+            show_zeros<kGroups>();
         }
         multiply_rows(scores_, shared_.k(), shared_.q(stage));
         if constexpr (kDq) {
@@ -317,7 +277,7 @@ class Products {
     const Shared<kHeadDim>& shared_;
     const Thread t_;
     Sums sums_;
-    Ring ring_;
+    Ring<kStages> ring_;
     uint32_t tile_ = 0;  // of queries, so far
     float scores_[L::kQueries / 2], gradients_[L::kQueries / 2];
     uint32_t left_[L::kQueries / 16][4];  // scores_, rounded

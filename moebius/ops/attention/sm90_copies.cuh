@@ -2,7 +2,7 @@
 // global memory, each in its turn.
 #pragma once
 
-#include "moebius/ops/attention/sm90_items.cuh"
+#include "moebius/ops/attention/sm90_backward_memory.cuh"
 #include "moebius/ptx/bulk.h"
 #include "moebius/ptx/tma.h"
 
@@ -16,12 +16,12 @@ template <int kHeadDim>
 __device__ __forceinline__ void load(const BackwardProblem& p, const Shared<kHeadDim>& shared) {
     using L = Layout<kHeadDim>;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    Cursor cursor(p);
-    Ring ring;
+    Cursor cursor(p.sequences);
+    Ring<kStages> ring;
     for (uint32_t count = 0;; ++count) {
         int index = 0;
         if (lane == 0) index = static_cast<int>(atomicAdd(p.next, 1u));
-        const Item item = cursor.find(__shfl_sync(~0u, index, 0));
+        const Item item = find_item(cursor, p, __shfl_sync(~0u, index, 0));
         const uint32_t slot = count & 1;
         ptx::barrier_wait(shared.item_free(slot), ((count >> 1) & 1) ^ 1);  // partner: take_item
         if (lane == 0) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load(const BackwardProblem& p, const Shared<kHea
                 }
             }
             __syncwarp();
-            const float2* from = p.stats + int64_t{item.head} * p.tokens + row;
+            const float2* from = p.stats + int64_t{item.head} * p.sequences.tokens + row;
             float* to = shared.stats(ring.stage);
 #pragma unroll
             for (int i = lane; i < L::kQueries; i += 32) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void write_item(const BackwardProblem& p, const Item&
     const int end = item.end_step<L::kQueries>(p.window);
     // Half of the tile: 64 queries, or 64 columns.
     const int row = L::kBoxes == 1 ? 64 * group : 0, box = L::kBoxes == 1 ? 0 : group;
-    float* dq = p.dq + (int64_t{item.head * L::kBoxes + box} * p.tokens + item.begin) * 64;
+    float* dq = p.dq + (int64_t{item.head * L::kBoxes + box} * p.sequences.tokens + item.begin) * 64;
     for (int step = item.first_step<L::kQueries>(); step < end; ++step) {
         const int first = step * L::kQueries + row;
         // Tiles of keys after this one that these queries see.
@@ -131,8 +131,9 @@ __device__ __forceinline__ void write_item(const BackwardProblem& p, const Item&
         p.dkv_turns + (int64_t{item.tiles_before + item.tile} * p.kv_heads + kv_head) * 2 + group;
     const int first = item.first_key() + 64 * group, rows = rows_of(first, item.length);
     for (int part = 0; part < 2 * L::kBoxes; ++part) {
-        float* to = (part < L::kBoxes ? p.dv : p.dk) +
-                    (int64_t{kv_head * L::kBoxes + part % L::kBoxes} * p.tokens + item.begin + first) * 64;
+        float* to =
+            (part < L::kBoxes ? p.dv : p.dk) +
+            (int64_t{kv_head * L::kBoxes + part % L::kBoxes} * p.sequences.tokens + item.begin + first) * 64;
         sums.wait();
         if (part == 0 && turn > 0) ptx::flag_await(flag, turn);  // partner: the block with the head before
         sums.copy(to, rows, turn > 0);

@@ -1,4 +1,5 @@
-// What the warps of attention's backward on Hopper share: its arguments, shared memory, items of work.
+// What attention's kernels on Hopper share: where sequences lie, rings of stages, how items of work are
+// found.
 #pragma once
 
 #include <cuda.h>
@@ -9,92 +10,19 @@
 namespace moebius::ops::sm90 {
 
 inline constexpr int kKeys = static_cast<int>(kTileKeys);
-inline constexpr int kGroups = 2, kThreads = (1 + kGroups) * 128;
-inline constexpr int kStages = 2;  // of queries and dout
-static_assert(kStages == 2, "a stage is the other one of the stage before");
 
-struct BackwardProblem {
-    CUtensorMap q, dout, k, v;  // (heads, T, head_dim) in boxes of 64 columns and a tile's rows
+struct Sequences {
     const int32_t* cu_seqlens;
-    int sequences, tokens, heads, kv_heads;
-    int window;                      // 0: none
-    float scale_log2;                // of scores whose exponent is one of 2
-    const float2* stats;             // (Hq, T): lse · log2(e), delta
-    float *dq, *dk, *dv;             // unrounded and, dq and dk, unscaled
-    uint32_t *dq_turns, *dkv_turns;  // (query tiles, Hq, 2), (key tiles, Hkv, 2): how many have added
-    uint32_t* next;                  // item
+    int count, tokens;
 };
 
 namespace detail {
 
-template <int kHeadDim>
-struct Layout {
-    static constexpr int kBoxes = kHeadDim / 64;
-    static constexpr int kQueries = kKeys / kBoxes;
-    static constexpr uint32_t kKeyBox = kKeys * 128, kQueryBox = kQueries * 128, kScoreBox = kKeys * 128;
-    static constexpr uint32_t kKeyBytes = kBoxes * kKeyBox, kQueryBytes = kBoxes * kQueryBox;
-    static constexpr uint32_t kScoreBytes =
-        kQueries / 64 * kScoreBox;  // boxes of 64 queries, (keys, queries)
-    static constexpr uint32_t kSumBytes = 64 * 64 * 4;
-
-    static constexpr uint32_t kVAt = kKeyBytes;
-    static constexpr uint32_t kStagesAt = 2 * kKeyBytes;
-    static constexpr uint32_t kScoresAt = kStagesAt + kStages * 2 * kQueryBytes;
-    static constexpr uint32_t kSumsAt = kScoresAt + 2 * kScoreBytes;
-    static constexpr uint32_t kStatsAt = kSumsAt + kGroups * kSumBytes;
-    static constexpr uint32_t kBarriersAt = kStatsAt + kStages * 2 * kQueries * 4;
-    static constexpr uint32_t kItemsAt = kBarriersAt + 8 * (2 * kStages + 14);
-    static constexpr uint32_t kBytes = kItemsAt + 2 * 32;
-    static_assert(kBytes <= 227 * 1024);
-};
-
-// A block's shared memory.
-template <int kHeadDim>
-struct Shared {
-    using L = Layout<kHeadDim>;
-    unsigned char* data;
-    uint32_t base;
-
-    __device__ uint32_t k() const { return base; }
-    __device__ uint32_t v() const { return base + L::kVAt; }
-    __device__ uint32_t q(uint32_t stage) const { return base + L::kStagesAt + stage * 2 * L::kQueryBytes; }
-    __device__ uint32_t dout(uint32_t stage) const { return q(stage) + L::kQueryBytes; }
-    __device__ uint32_t scores(uint32_t tile) const {
-        return base + L::kScoresAt + (tile & 1) * L::kScoreBytes;
-    }
-    __device__ uint32_t sums(int group) const {
-        return base + L::kSumsAt + static_cast<uint32_t>(group) * L::kSumBytes;
-    }
-    __device__ uint32_t lse(uint32_t stage) const { return base + L::kStatsAt + stage * 2 * L::kQueries * 4; }
-    __device__ uint32_t delta(uint32_t stage) const { return lse(stage) + L::kQueries * 4; }
-    __device__ float* stats(uint32_t stage) const {
-        return reinterpret_cast<float*>(data + L::kStatsAt) + stage * 2 * L::kQueries;
-    }
-    __device__ volatile int* item(uint32_t slot) const {
-        return reinterpret_cast<int*>(data + L::kItemsAt) + slot * 8;
-    }
-
-    __device__ uint32_t barrier(uint32_t index) const { return base + L::kBarriersAt + index * 8; }
-    __device__ uint32_t full(uint32_t stage) const { return barrier(stage); }
-    __device__ uint32_t free(uint32_t stage) const { return barrier(kStages + stage); }
-    __device__ uint32_t keys_full() const { return barrier(2 * kStages); }
-    __device__ uint32_t keys_free() const { return barrier(2 * kStages + 1); }
-    __device__ uint32_t item_full(uint32_t slot) const { return barrier(2 * kStages + 2 + slot); }
-    __device__ uint32_t item_free(uint32_t slot) const { return barrier(2 * kStages + 4 + slot); }
-    __device__ uint32_t staged(int group) const {
-        return barrier(2 * kStages + 6 + static_cast<uint32_t>(group));
-    }
-    __device__ uint32_t taken(int group) const {
-        return barrier(2 * kStages + 8 + static_cast<uint32_t>(group));
-    }
-    __device__ uint32_t scores_full(uint32_t tile) const { return barrier(2 * kStages + 10 + (tile & 1)); }
-    __device__ uint32_t scores_free(uint32_t tile) const { return barrier(2 * kStages + 12 + (tile & 1)); }
-};
-
 // Position in a ring of stages.
+template <int kStages>
 struct Ring {
     uint32_t stage = 0, round = 0;
-    __device__ void advance() {
+    __device__ __forceinline__ void advance() {
         if (++stage == kStages) {
             stage = 0;
             ++round;
@@ -102,60 +30,44 @@ struct Ring {
     }
 };
 
-// A tile of keys and a query head.
-struct Item {
-    int begin, length;  // of the sequence, in tokens; length 0: there is no more
-    int tile;           // of keys, in the sequence
-    int head;
-    int tiles_before;  // of keys, in the sequences before
-
-    __device__ int first_key() const { return tile * kKeys; }
-    template <int kQueries>
-    __device__ int first_step() const {
-        return tile * (kKeys / kQueries);
-    }
-    // Past the last tile of queries that sees a key.
-    template <int kQueries>
-    __device__ int end_step(int window) const {
-        const int past = first_key() + kKeys < length ? first_key() + kKeys : length;
-        const int end = window > 0 && window < length - past + 1 ? past - 1 + window : length;
-        return (end + kQueries - 1) / kQueries;
-    }
+// The sequence that an item belongs to. Length 0: there is no more.
+struct Place {
+    int begin, length;  // in tokens
+    int before, count;  // `count_of` of the sequences before and of this one
 };
 
 // Sequences in turn: finds ascending items. By a whole warp.
 class Cursor {
   public:
-    __device__ explicit Cursor(const BackwardProblem& p) : p_(p) {}
+    __device__ explicit Cursor(const Sequences& sequences) : p_(sequences) {}
 
-    __device__ Item find(int index) {
-        const int lane = static_cast<int>(threadIdx.x % 32), group = p_.heads / p_.kv_heads;
-        for (; base_ < p_.sequences; base_ += 32) {
+    // A sequence has `factor` times count_of(its length) items.
+    template <class F>
+    __device__ Place find(int index, int factor, F&& count_of) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        for (; base_ < p_.count; base_ += 32) {
             int size = 0;
-            if (base_ + lane < p_.sequences) {
+            if (base_ + lane < p_.count) {
                 const int64_t wide = int64_t{p_.cu_seqlens[base_ + lane + 1]} - p_.cu_seqlens[base_ + lane];
                 size = static_cast<int>(wide < 0 ? 0 : wide < p_.tokens ? wide : p_.tokens);
             }
             const int end = scan(size, rows_, p_.tokens);
             int begin = __shfl_up_sync(~0u, end, 1);
             if (lane == 0) begin = rows_;
-            const int tiles = (end - begin + kKeys - 1) / kKeys;
-            const int tiles_end = scan(tiles, tiles_, 1 << 30);
-            const unsigned past = __ballot_sync(~0u, tiles_end * p_.heads > index);
+            const int count = count_of(end - begin);
+            const int counted = scan(count, counted_, 1 << 30);
+            const unsigned past = __ballot_sync(~0u, counted * factor > index);
             if (past != 0) {
                 const int found = __ffs(static_cast<int>(past)) - 1;
-                const int mine = __shfl_sync(~0u, tiles, found);
-                Item item;
-                item.begin = __shfl_sync(~0u, begin, found);
-                item.length = __shfl_sync(~0u, end, found) - item.begin;
-                item.tiles_before = __shfl_sync(~0u, tiles_end, found) - mine;
-                const int rest = index - item.tiles_before * p_.heads, of_kv_head = mine * group;
-                item.tile = mine - 1 - rest % of_kv_head / group;
-                item.head = rest / of_kv_head * group + rest % group;
-                return item;
+                Place place;
+                place.begin = __shfl_sync(~0u, begin, found);
+                place.length = __shfl_sync(~0u, end, found) - place.begin;
+                place.count = __shfl_sync(~0u, count, found);
+                place.before = __shfl_sync(~0u, counted, found) - place.count;
+                return place;
             }
             rows_ = __shfl_sync(~0u, end, 31);
-            tiles_ = __shfl_sync(~0u, tiles_end, 31);
+            counted_ = __shfl_sync(~0u, counted, 31);
         }
         return {};
     }
@@ -172,21 +84,9 @@ class Cursor {
         return value;
     }
 
-    const BackwardProblem& p_;
-    int base_ = 0, rows_ = 0, tiles_ = 0;
+    const Sequences& p_;
+    int base_ = 0, rows_ = 0, counted_ = 0;
 };
-
-// An item that the loader has found. By a whole warp.
-template <int kHeadDim>
-__device__ __forceinline__ Item take_item(const Shared<kHeadDim>& shared, uint32_t count) {
-    const uint32_t slot = count & 1;
-    ptx::barrier_wait(shared.item_full(slot), (count >> 1) & 1);  // partner: load
-    const volatile int* from = shared.item(slot);
-    const Item item{from[0], from[1], from[2], from[3], from[4]};
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.item_free(slot));  // partner: load
-    return item;
-}
 
 }  // namespace detail
 }  // namespace moebius::ops::sm90
