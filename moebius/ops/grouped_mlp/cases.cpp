@@ -479,7 +479,9 @@ void large_bench_cases(std::vector<Case>& cases) {
                              .splits = {"64_experts", std::vector<int64_t>(64, 2048), 131072},
                              .hidden = 2048,
                              .intermediate = 1024}}) {
-        for (Case c : {forward_case(p), backward_case(p)}) {
+        Problem rounded = p;
+        rounded.grad = DType::BF16;
+        for (Case c : {forward_case(p), backward_case(p), backward_case(rounded)}) {
             c.bench = c.large = true;
             c.group = "bench";
             cases.push_back(std::move(c));
