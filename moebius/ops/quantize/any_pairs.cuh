@@ -85,7 +85,7 @@ __device__ __forceinline__ uint32_t code_pair(uint32_t pair, float scale) {
     return kE5M2 ? ptx::E5M2::encode(low, high) : ptx::E4M3::encode(low, high);
 }
 
-// The largest of the row's sides, in the lower and the upper half.
+// The largest of the row's sides, in the lower and the upper half; 0 of NaN alone.
 __device__ __forceinline__ uint32_t row_most(const Eights& magnitudes) {
     uint32_t most[2];
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ __forceinline__ uint32_t row_most(const Eights& magnitudes) {
         ptx::max_bf16(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) both = ptx::max_bf16(both, __shfl_xor_sync(~0u, both, step));
-    return both;
+    return ptx::max_bf16(both, 0u);
 }
 
 // Takes what `numbers` holds into the largest magnitudes of the thread's columns, which it returns.

@@ -135,7 +135,7 @@ struct Scale {
 };
 
 __device__ inline Scale scale_of(const Quantize& q, float amax) {
-    if (!(amax >= q.epsilon)) amax = q.epsilon;  // of NaN alone too
+    if (amax < q.epsilon) amax = q.epsilon;
     const uint32_t exponent = __float_as_uint(amax) >> 23;
     if (q.power_of_two && exponent >= ptx::kLeastExponentOfAmax && exponent < 255) {
         const uint32_t field = ptx::power_of_two_below(__float_as_uint(amax), q.e5m2);

@@ -66,7 +66,7 @@ inline int power_above(float value) {
 }
 
 inline float scale_for(float amax, DType element, float epsilon, bool power_of_two, float overflow) {
-    if (!(amax >= epsilon)) amax = epsilon;
+    if (amax < epsilon) amax = epsilon;
     if (amax == 0 || std::isinf(amax) || std::isnan(amax)) return 1;
     float scale = largest_of(element) / amax;
     if (std::isinf(scale)) scale = overflow;

@@ -106,7 +106,7 @@ float Tile::amax(int64_t i, int64_t j, int64_t rows, int64_t columns) const {
 }
 
 float ScaleRule::scale(float amax) const {
-    if (!(amax >= epsilon)) amax = epsilon;  // a NaN too
+    if (amax < epsilon) amax = epsilon;
     if (!(amax > 0.0f && amax <= std::numeric_limits<float>::max())) return 1.0f;
     const float quotient = largest / amax;
     const float scale = std::isinf(quotient) ? overflow : quotient;

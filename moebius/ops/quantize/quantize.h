@@ -35,7 +35,7 @@ MatrixShape matrix_of(const QuantizeSource& source);
 struct QuantizeArgs {
     QuantizeSource source;
     Operand row, column;     // out
-    float amax_epsilon = 0;  // Tensor, Block128: an amax below, or a NaN, counts as this
+    float amax_epsilon = 0;  // Tensor, Block128: an amax below counts as this
     View amax, scale;        // (E) f32, in; Tensor only, one of the two
     // Optional, of each expert, from the row-wise codes where there are some, else from the column-wise ones.
     View observed_amax;  // (E) f32, out: largest magnitude, NaN left out
