@@ -452,6 +452,16 @@ void grouped_gemm_quantized_cases(std::vector<Case>& cases) {
                                       .k = 96,
                                       .extreme = true}));
     }
+    // Under these splits another library's gradients came out wrong.
+    for (const ScaleKind scale : kScales) {
+        for (const GemmKind kind : kKinds) {
+            cases.push_back(product_case({.kind = kind,
+                                          .scale = scale,
+                                          .splits = {"reported", {162, 0, 2577, 446, 0, 83}, 3268},
+                                          .n = 64,
+                                          .k = 64}));
+        }
+    }
     // More tiles than a card has SMs, so that a block computes several; many experts, some without rows.
     NamedSplits many{"many_tiles", {}, 300};
     for (int64_t e = 0; e < 35; ++e) many.sizes.push_back(e % 5 == 0 ? 0 : 5 + e % 9);
