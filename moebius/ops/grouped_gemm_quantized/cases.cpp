@@ -387,13 +387,16 @@ void add_bench(std::vector<Case>& cases) {
                 cases.back().large = large;
             };
             for (const GemmKind kind : kKinds) {
-                add_case({.kind = kind,
+                Problem p{.kind = kind,
                           .scale = scale,
                           .out = kind == GemmKind::Wgrad ? DType::F32 : DType::BF16,
                           .splits = splits,
                           .n = n,
-                          .k = k,
-                          .fast = scale == ScaleKind::Tensor && kind == GemmKind::Forward});
+                          .k = k};
+                add_case(p);
+                // As the recipes of per-tensor scales have it in forward.
+                p.fast = scale == ScaleKind::Tensor && kind == GemmKind::Forward;
+                if (p.fast) add_case(p);
             }
             // Of the steps' second micro-batch and later ones.
             for (const DType out : {DType::F32, DType::BF16}) {
