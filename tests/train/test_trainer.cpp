@@ -161,6 +161,19 @@ TEST_F(Trainer, EightRepeatsAndAnyThreadCountGiveTheSameBits) {
     }
 }
 
+TEST_F(Trainer, EightRepeatsUnderARecipeGiveTheSameBits) {
+    for (const char* recipe : {"Float8BlockScaling", "MXFP8BlockScaling", "DelayedScaling"}) {
+        const auto of = [&](int i) {
+            const std::string name = recipe + std::to_string(i);
+            run(overrides(name, {"num_train_steps=3", "dtype=bf16", "expert_ffn_mode=fused_grouped_mlp",
+                                 "fp8_config.enabled=true", "fp8_config.fp8_recipe=" + std::string(recipe)}));
+            return tensors(name, 3);
+        };
+        const std::string reference = of(0);
+        for (int i = 1; i <= 8; ++i) EXPECT_TRUE(of(i) == reference) << recipe << ", repeat " << i;
+    }
+}
+
 TEST_F(Trainer, ACompleteRunSaysSoAndNamesTheKeys) {
     run(overrides("done"));
     const TrainResult again = run(overrides("done"));
