@@ -1,6 +1,8 @@
 // moebius info: what this build is, what the machine has, which variants each op can take.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "moebius/base/version.h"
 #include "moebius/cli/command.h"
 #include "moebius/cli/licenses.h"
@@ -52,16 +54,7 @@ class InfoCommand : public Command {
         print("collectives  " + list(backends));
         print("families     " + list(models::family_names()));
         print("recipes      " + list(precision::recipe_names()) + " (fp8_config.fp8_recipe)");
-        print("variants (kernels.<op>=<variant> forces one)");
-        for (const ops::OpInfo& op : ops::registry()) {
-            std::vector<std::string> variants;
-            for (const ops::VariantInfo& v : op.variants) {
-                variants.push_back(v.name + (v.in_build ? "" : " (not in this build)") +
-                                   (v.repeats ? "" : " (only if forced: other bits in each run)") +
-                                   (v.untried ? " (not yet run on such a card)" : ""));
-            }
-            print(fmt::format("  {:<22} {}", op.name, list(variants)));
-        }
+        print_variants();
         return 0;
     }
 
@@ -81,6 +74,22 @@ class InfoCommand : public Command {
         print(fmt::format("cuda         {} in this build, driver {} for CUDA {}",
                           train::cuda_version_text(devices.runtime_version), driver.empty() ? "none" : driver,
                           train::cuda_version_text(devices.driver_version)));
+    }
+
+    // On what device=auto takes, or on the CPU where a GPU is visible that cannot be used.
+    static void print_variants() {
+        const CudaDevices devices = visible_cuda_devices();
+        const int gpu = devices.first_usable();
+        const DeviceKind kind = gpu >= 0 ? DeviceKind::Cuda : DeviceKind::Cpu;
+        const int cc = gpu >= 0 ? devices.all[static_cast<size_t>(gpu)].cc : 0;
+        print(fmt::format(
+            "variants     on {}: * runs unless shapes speak against it; kernels.<op>=<variant> forces one",
+            gpu >= 0 ? fmt::format("GPU {}", gpu) : "the CPU"));
+        const std::vector<ops::OpInfo> registry = ops::registry();
+        size_t width = 0;
+        for (const ops::OpInfo& op : registry) width = std::max(width, op.name.size());
+        for (const ops::OpInfo& op : registry)
+            print(fmt::format("  {:<{}} {}", op.name, width, ops::describe_variants(op, kind, cc)));
     }
 
     bool licenses_ = false;
