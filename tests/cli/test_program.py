@@ -36,7 +36,12 @@ class ProgramTest(program.TestCase):
         out = self.moebius("info").stdout
         kind = "cuda_any|sm90|cublaslt" if "variants     on GPU" in out else "cpu"
         for op in ("adamw", "attention", "gemm", "grouped_gemm"):
-            self.assertRegex(out, rf"(?m)^  {op} +([^*\n]+, )?\*({kind})[^*]*$")
+            self.assertRegex(out, rf"(?m)^  {op} +([^*\n]+, )?\*({kind})[^*\n]*$")
+
+    def test_info_says_what_the_library_picks_for_dense_products_on_a_gpu(self):
+        out = self.moebius("info").stdout
+        lines = re.findall(r"(?m)^gemm +(\w+): .*cuBLASLt", out)
+        self.assertEqual(lines, ["forward", "dgrad", "wgrad"] if "variants     on GPU" in out else [])
 
     def test_help_of_the_program_and_of_train(self):
         self.assertIn("train", self.moebius("--help").stdout)
