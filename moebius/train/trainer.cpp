@@ -240,7 +240,7 @@ StepPlan Trainer::make_step() {
     options.cuda_graph = use_cuda_graph(c_, model_.options(), machine_.device());
     step_.emplace(model_, options, run_, &machine_.host_memory());
     StepPlan plan = step_->plan();
-    check_memory_for_step(plan, machine_.memory(), machine_.device());
+    check_memory_for_step(plan, machine_.memory(), c_, machine_.device());
     const models::Model& m = model_;
     constexpr double kMiB = 1 << 20;
     note(fmt::format(
