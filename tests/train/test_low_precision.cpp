@@ -71,6 +71,23 @@ TEST_F(LowPrecisionRun, EveryRecipeLearns) {
     }
 }
 
+// The report names the variants that the fused operations run; on the CPU strict has nothing to refuse.
+TEST_F(LowPrecisionRun, SaysWhichVariantsTheExpertsRun) {
+    const std::vector<std::string> one = {"expert_ffn_mode=fused_grouped_mlp", "num_train_steps=1",
+                                          "device=cpu", "fusion=strict"};
+    run(overrides("wide", with({"dtype=bf16"}, one)));
+    EXPECT_THAT(notes(), HasSubstr("experts: FusedGroupedMLP in all 2 layers; grouped_mlp = cpu_fused; "
+                                   "grouped_mlp_backward = cpu_fused\n"));
+    run(overrides("low", keys(0, one)));
+    EXPECT_THAT(notes(),
+                HasSubstr("grouped_mlp_quantized = cpu_composed, composed of several operations: no variant "
+                          "for this device fuses them; grouped_mlp_quantized_backward = cpu_composed"));
+    // With a layer of its own the other operation runs too.
+    run(overrides("mixed", keys(0, with(one, {"config_kwargs.num_layers_at_end_in_bf16=1"}))));
+    EXPECT_THAT(notes(), AllOf(HasSubstr("grouped_mlp_quantized = cpu_composed"),
+                               HasSubstr("grouped_mlp = cpu_fused")));
+}
+
 TEST_F(LowPrecisionRun, ResumeIsBitForBit) {
     for (size_t r = 0; r < kRecipes.size(); ++r) {
         const std::string whole = "whole" + name(r), parts = "parts" + name(r);
