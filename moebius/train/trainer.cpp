@@ -229,6 +229,8 @@ void Trainer::fill_model() {
     note(fmt::format("weights from {} ({})", *c_.init_from_pretrained, report.layout));
     const std::string other = models::precision_warning(report, *c_.init_from_pretrained, run_.dtype);
     if (!other.empty()) note("warning: " + other);
+    const std::string recipe = models::recipe_warning(report, *c_.init_from_pretrained, model_.options());
+    if (!recipe.empty()) note("warning: " + recipe);
     const std::vector<std::string> settings = models::other_settings(*c_.init_from_pretrained, model_);
     if (!settings.empty()) {
         note(fmt::format("warning: {} was made with other settings: {}", *c_.init_from_pretrained,
