@@ -48,9 +48,11 @@ void CheckpointWriter::begin() {
                             moebius::checksum_of(text.data(), text.size())});
     }
     if (options_.world > 1)
-        export_model(
-            files_, partial_ / kModelFolder, request_.pieces, {},
-            {.dtype = request_.model_dtype, .max_shard_bytes = options_.max_shard_bytes, .whole = false});
+        export_model(files_, partial_ / kModelFolder, request_.pieces, {},
+                     {.dtype = request_.model_dtype,
+                      .max_shard_bytes = options_.max_shard_bytes,
+                      .whole = false,
+                      .metadata = request_.model_metadata});
 }
 
 std::vector<StateEntry> CheckpointWriter::state_entries() const {
@@ -71,7 +73,8 @@ void CheckpointWriter::write() {
                                       {.dtype = request_.model_dtype,
                                        .max_shard_bytes = options_.max_shard_bytes,
                                        .mode = alone ? OpenMode::Create : OpenMode::Join,
-                                       .whole = alone},
+                                       .whole = alone,
+                                       .metadata = request_.model_metadata},
                                       staging_of(request_));
     const std::string name = state_file_name(options_.rank, options_.world);
     FileRecord state = write_state_file(

@@ -123,13 +123,13 @@ ExportResult export_model(FileSystem& files, const Path& folder, const std::vect
     check_pieces(pieces);
     const Sources sources(entries);
     const std::vector<Shard> shards = plan_shards(pieces, options);
+    Metadata metadata = options.metadata;
+    metadata["format"] = "pt";  // from_pretrained reads only files that say so
     ExportResult result;
     for (size_t s = 0; s < shards.size(); ++s) {
         std::vector<PlannedTensor> plan;
         for (const External& external : shards[s].tensors) plan.push_back(external.tensor);
-        // from_pretrained reads only files that say so.
-        SafetensorsWriter writer(files, folder / shard_name(s, shards.size()), plan, {{"format", "pt"}},
-                                 options.mode);
+        SafetensorsWriter writer(files, folder / shard_name(s, shards.size()), plan, metadata, options.mode);
         for (size_t t = 0; t < plan.size(); ++t)
             for (size_t p = shards[s].tensors[t].first; p < shards[s].tensors[t].last; ++p) {
                 const int64_t written = write_piece(writer, t, pieces[p], sources, staging);

@@ -149,7 +149,8 @@ ImportReport import_model(FileSystem& files, const Path& folder, const std::vect
     // All is compared before the first byte is read: a folder that does not fit leaves the entries as they
     // were.
     const std::vector<Transfer> transfers = Planner(weights, *layout, entries, conversion).plan();
-    ImportReport report{.layout = layout->name, .absent = mismatch.absent, .types = {}};
+    ImportReport report{
+        .layout = layout->name, .absent = mismatch.absent, .types = {}, .metadata = weights.metadata()};
     for (const Transfer& transfer : transfers) {
         const FileType type = transfer.place.tensor->type;
         if (std::find(report.types.begin(), report.types.end(), type) == report.types.end())

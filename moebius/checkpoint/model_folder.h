@@ -27,6 +27,8 @@ class WeightFiles {
     Located find(const std::string& name) const;
     const std::map<std::string, Located>& tensors() const { return tensors_; }
     const Path& folder() const { return folder_; }
+    // Of the first file: those of one folder say the same.
+    const Metadata& metadata() const { return readers_.front()->metadata(); }
 
   private:
     void add(FileSystem& files, const Path& path);
@@ -42,6 +44,7 @@ struct ImportReport {
     std::vector<std::string> absent;  // optional external names that it lacks
     // Element types of the tensors that were read, each once: what to compare with the configured dtype.
     std::vector<FileType> types;
+    Metadata metadata;  // of the weight files
 };
 
 enum class Conversion : uint8_t {
@@ -65,6 +68,7 @@ struct ExportOptions {
     OpenMode mode = OpenMode::Create;
     // A process that is alone must have all of every tensor.
     bool whole = true;
+    Metadata metadata;  // of every weight file, beside what Hugging Face asks for; every rank gives the same
 };
 
 struct ExportResult {

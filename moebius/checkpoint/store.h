@@ -34,6 +34,7 @@ struct SaveRequest {
     std::vector<ExportPiece> pieces;       // the layout of the model folder
     DType model_dtype = DType::F32;
     std::map<std::string, std::string> model_files;  // name → text: config.json, tokenizer.json, …
+    Metadata model_metadata;                         // of the model folder's weight files
     std::string trainer;                             // a JSON object
     std::string rank_text;                           // of this rank; comes back in Checkpoint::rank_texts
 };

@@ -351,7 +351,9 @@ static void execution_fields(Visitor& v, TrainConfig& s) {
              .choices = {"loop", "grouped_linear", "fused_grouped_mlp"}});
     v.field({.key = "fusion",
              .value = &s.fusion,
-             .help = "Fused operations: where possible (auto), required (strict), never (off)",
+             .help =
+                 "Fused operations: where possible (auto), required (strict: an error where layers are not "
+                 "fused, or where a variant that fuses on this device refuses them), never (off)",
              .choices = {"auto", "strict", "off"}});
     v.field({.key = "activation_checkpointing",
              .value = &s.activation_checkpointing,

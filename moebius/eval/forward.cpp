@@ -217,6 +217,8 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
     summary.layout = report.layout;
     const std::string other = models::precision_warning(report, o.model, o.dtype);
     if (!other.empty()) log_warning(other);
+    const std::string recipe = models::recipe_warning(report, o.model, model.options());
+    if (!recipe.empty()) log_warning(recipe);
 
     Results results(exec);
     const std::unique_ptr<Communicator> world = make_communicator("self");

@@ -37,6 +37,24 @@ std::string precision_warning(const checkpoint::ImportReport& report, const std:
     return {};
 }
 
+std::string recipe_in_use(const nn::DecoderOptions& options) {
+    const nn::LowPrecisionOptions& low = options.low_precision;
+    bool used = false;
+    for (int64_t layer = 0; layer < options.layers; ++layer) used |= low.uses(static_cast<size_t>(layer));
+    if (!used) return {};
+    const bool hybrid = low.recipe->tensor(precision::Role::GradOutput).element == DType::F8E5M2;
+    return fmt::format("{} ({})", low.recipe->name, hybrid ? "HYBRID" : "E4M3");
+}
+
+std::string recipe_warning(const checkpoint::ImportReport& report, const std::filesystem::path& folder,
+                           const nn::DecoderOptions& options) {
+    const auto found = report.metadata.find(kRecipeKey);
+    const std::string here = recipe_in_use(options);
+    if (found == report.metadata.end() || found->second == here) return {};
+    return fmt::format("{} was trained under {}, here it is computed with {} (fp8_config, --fp8-recipe)",
+                       folder.string(), found->second, here.empty() ? "no recipe" : here);
+}
+
 std::vector<std::string> other_settings(const std::filesystem::path& folder, const Model& model) {
     std::error_code error;
     if (!std::filesystem::exists(folder / "config.json", error)) return {};

@@ -49,6 +49,16 @@ class Model {
 std::string precision_warning(const checkpoint::ImportReport& report, const std::filesystem::path& folder,
                               DType dtype);
 
+// The recipe that some of a model's layers run under, "Float8BlockScaling (E4M3)"; "" where none does. A
+// folder that training writes has it under this key in the metadata of its weight files, which Hugging Face
+// passes over.
+inline constexpr const char* kRecipeKey = "moebius.recipe";
+std::string recipe_in_use(const nn::DecoderOptions& options);
+// What to warn of where the folder was trained under another recipe than the model runs under; "" where not,
+// and where the folder does not say.
+std::string recipe_warning(const checkpoint::ImportReport& report, const std::filesystem::path& folder,
+                           const nn::DecoderOptions& options);
+
 // "key = value there, value here" of what shapes the computation but no tensor, where the folder's
 // config.json differs from the model; nothing where it has none. Throws Error for a key that no model here
 // can honour.

@@ -111,6 +111,8 @@ std::string RunCheckpoints::save(const RunPoint& point, bool final) {
     for (auto& [name, text] : data::hf_tokenizer_files(tokenizer_, config_.dataset.max_seq_length)) {
         request.model_files[name] = std::move(text);
     }
+    if (const std::string recipe = models::recipe_in_use(model_.options()); !recipe.empty())
+        request.model_metadata[models::kRecipeKey] = recipe;
     request.trainer = state(point).to_json();
     request.rank_text = point.position;
     if (final) {

@@ -375,6 +375,7 @@ StepPlan Step::plan() {
     run.exec.dry = true;
     run.exec.pool = &pool;
     run.exec.cost = &plan.cost;
+    run.exec.log = &plan.variants;
     {
         Buffers buffers(options_, model_.options(), run.exec);
         run.scalars = buffers.scalars();

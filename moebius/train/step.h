@@ -50,6 +50,7 @@ struct StepPlan {
     int64_t saved_bytes = 0;    // kept from forward to backward, one micro-batch
     int64_t lent_bytes = 0;     // of these, in memory of gradients that are written later: not in `bytes`
     PoolReport memory;          // by name
+    VariantLog variants;        // that its operations choose
 };
 
 // Why a model's step cannot be captured in a CUDA graph; "" if it can.

@@ -13,6 +13,7 @@
 #include "moebius/config/print.h"
 #include "moebius/train/budget.h"
 #include "moebius/train/data_setup.h"
+#include "moebius/train/fused_variants.h"
 #include "moebius/train/held_out.h"
 #include "moebius/train/machine.h"
 #include "moebius/train/metrics.h"
@@ -49,7 +50,7 @@ class Trainer {
     bool try_resume();
     void fill_model();
     StepPlan make_step();
-    void note_fusion() const;
+    void note_fusion(const VariantLog& log) const;
     void note_graph(bool used) const;
     void note_data() const;
     void choose_steps(double flops_per_step);
@@ -228,6 +229,8 @@ void Trainer::fill_model() {
     note(fmt::format("weights from {} ({})", *c_.init_from_pretrained, report.layout));
     const std::string other = models::precision_warning(report, *c_.init_from_pretrained, run_.dtype);
     if (!other.empty()) note("warning: " + other);
+    const std::string recipe = models::recipe_warning(report, *c_.init_from_pretrained, model_.options());
+    if (!recipe.empty()) note("warning: " + recipe);
     const std::vector<std::string> settings = models::other_settings(*c_.init_from_pretrained, model_);
     if (!settings.empty()) {
         note(fmt::format("warning: {} was made with other settings: {}", *c_.init_from_pretrained,
@@ -265,7 +268,7 @@ StepPlan Trainer::make_step() {
     }
     if (m.options().low_precision.recipe)
         note(fmt::format("low precision: {}", describe_low_precision(m.decoder())));
-    note_fusion();
+    note_fusion(plan.variants);
     if (machine_.on_gpu()) note_graph(options.cuda_graph);
     note_data();
     return plan;
@@ -302,15 +305,19 @@ void Trainer::note_data() const {
                            "logger.run_dir, keeps the model from learning to predict the mask"));
 }
 
-// What became of a fusion that was asked for; a lost one is said aloud.
-void Trainer::note_fusion() const {
+// What became of a fusion that was asked for, of the layers and inside the operations that replace them; a
+// lost one is said aloud.
+void Trainer::note_fusion(const VariantLog& log) const {
     if (c_.expert_ffn_mode != "fused_grouped_mlp") return;
+    const std::vector<FusedVariant> variants =
+        fused_variants(log, ops::registry(), machine_.device().kind(), machine_.device().cc());
+    if (c_.fusion == "strict") check_strict_fusion(variants);
     const std::vector<nn::FusionReportRow> report = model_.decoder().fusion_report();
     const auto lost = std::find_if(report.begin(), report.end(), [](const auto& row) { return !row.fused; });
     if (!report.empty() && lost == report.end()) {
         const std::string& rest = report.front().note;
-        note(fmt::format("experts: {} in all {} layers{}", report.front().pattern, report.size(),
-                         rest.empty() ? "" : ", " + rest));
+        note(fmt::format("experts: {} in all {} layers{}; {}", report.front().pattern, report.size(),
+                         rest.empty() ? "" : ", " + rest, describe(variants)));
     } else {
         note(fmt::format(
             "warning: expert_ffn_mode = fused_grouped_mlp runs unfused: {}",

@@ -39,6 +39,24 @@ class ForwardTest(program.TestCase):
         self.assertEqual(self.moebius(*arguments).stderr, "")
         self.assertRegex(self.moebius(*arguments, "--dtype", "bf16").stderr, r"warning: .*F32.*bf16")
 
+    def test_another_recipe_than_the_folders_is_said_aloud(self):
+        def said(*options):
+            return self.moebius(*arguments, *options).stderr
+
+        arguments = self.inputs(input_ids=program.integers([65, 67], [1, 2]))
+        # A folder that was trained without one, or before folders said it, says nothing.
+        self.assertEqual(said("--fp8-recipe", "MXFP8BlockScaling"), "")
+        keys = ["fp8_config.enabled=true", "fp8_config.fp8_recipe=Float8BlockScaling"]
+        self.moebius("train", *program.tiny(self.fasta, self.folder / "low", steps=1), *keys)
+        arguments[2] = self.folder / "low" / "checkpoints" / "step_000001" / "model"
+        self.assertEqual(said("--fp8-recipe", "Float8BlockScaling"), "")
+        trained = r"warning: .*model was trained under Float8BlockScaling \(E4M3\), here it is computed with "
+        self.assertRegex(said(), trained + "no recipe")
+        self.assertRegex(said("--fp8-recipe", "MXFP8BlockScaling"), trained + r"MXFP8BlockScaling \(E4M3\)")
+        self.assertRegex(
+            said("--fp8-recipe", "Float8BlockScaling", "--fp8-format", "HYBRID"), trained + r"Float8BlockScaling \(HYBRID\)"
+        )
+
     def test_sequences_too_short_to_predict_anything(self):
         one = program.integers([65], [1, 1])
         self.moebius(*self.inputs(input_ids=one, labels=one))

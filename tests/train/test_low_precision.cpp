@@ -74,6 +74,48 @@ TEST_F(LowPrecisionRun, EveryRecipeLearns) {
     }
 }
 
+// The report names the variants that the fused operations run; on the CPU strict has nothing to refuse.
+TEST_F(LowPrecisionRun, SaysWhichVariantsTheExpertsRun) {
+    const std::vector<std::string> one = {"expert_ffn_mode=fused_grouped_mlp", "num_train_steps=1",
+                                          "device=cpu", "fusion=strict"};
+    run(overrides("wide", with({"dtype=bf16"}, one)));
+    EXPECT_THAT(notes(), HasSubstr("experts: FusedGroupedMLP in all 2 layers; grouped_mlp = cpu_fused; "
+                                   "grouped_mlp_backward = cpu_fused\n"));
+    run(overrides("low", keys(0, one)));
+    EXPECT_THAT(notes(),
+                HasSubstr("grouped_mlp_quantized = cpu_composed, composed of several operations: no variant "
+                          "for this device fuses them; grouped_mlp_quantized_backward = cpu_composed"));
+    // With a layer of its own the other operation runs too.
+    run(overrides("mixed", keys(0, with(one, {"config_kwargs.num_layers_at_end_in_bf16=1"}))));
+    EXPECT_THAT(notes(), AllOf(HasSubstr("grouped_mlp_quantized = cpu_composed"),
+                               HasSubstr("grouped_mlp = cpu_fused")));
+}
+
+// A model folder says what it was trained under; one of a run without a recipe says nothing.
+TEST_F(LowPrecisionRun, FirstWeightsOfAnotherRecipeAreSaidAloud) {
+    const std::vector<std::string> one = {"num_train_steps=1", "checkpoint.save_every_n_steps=1"};
+    run(overrides("low", keys(2, one)));
+    run(overrides("wide", with({"dtype=bf16"}, one)));
+    run(overrides("none", keys(2, with(one, {"layer_precision=[bf16,bf16]"}))));
+    const auto from = [&](const std::string& folder) {
+        return std::vector<std::string>{
+            "init_from_pretrained=" + (folder_ / folder / "checkpoints" / "step_000001" / "model").string()};
+    };
+    int runs = 0;
+    const auto said = [&](const std::string& folder, const std::vector<std::string>& more) {
+        run(overrides("second" + std::to_string(runs++), with(with(more, one), from(folder))));
+        return notes();
+    };
+    const char* trained = "was trained under Float8CurrentScaling (HYBRID), here it is computed with ";
+    EXPECT_THAT(said("low", {"dtype=bf16"}), HasSubstr(std::string("low/checkpoints/step_000001/model ") +
+                                                       trained + "no recipe (fp8_config"));
+    EXPECT_THAT(said("low", keys(0)), HasSubstr(std::string(trained) + "Float8BlockScaling (E4M3)"));
+    for (const std::string& all :
+         {said("low", keys(2)), said("wide", keys(2)), said("none", {"dtype=bf16"})}) {
+        EXPECT_THAT(all, AllOf(HasSubstr("weights from "), testing::Not(HasSubstr("was trained under"))));
+    }
+}
+
 TEST_F(LowPrecisionRun, ResumeIsBitForBit) {
     for (size_t r = 0; r < kRecipes.size(); ++r) {
         const std::string whole = "whole" + name(r), parts = "parts" + name(r);
