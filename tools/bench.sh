@@ -33,7 +33,7 @@ fi
 
 [ -e "$build/build.ninja" ] || cmake --preset "$preset" -B "$build"
 if [ $preset = cuda ]; then
-    cmake --build "$build" --target moebius_bench moebius_kernel_bench -j "${JOBS:-$(nproc)}"
+    cmake --build "$build" --target moebius moebius_bench moebius_kernel_bench moebius_torch moebius_kernel_times -j "${JOBS:-$(nproc)}"
     tools/bench_gpu.py --bin "$build/bin" --python "$python" "$@"
 else
     cmake --build "$build" --target moebius moebius_bench -j "${JOBS:-$(nproc)}"

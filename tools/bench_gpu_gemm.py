@@ -145,16 +145,20 @@ class Products:
                     if torch and out == "bf16":
                         others["torch"] = side(torch[0]["samples"], version=torch[0]["version"], **(torch[1] or clocks_of(torch[0])))
                         ratio["torch"] = rounded(rates["median"] / others["torch"]["median"])
-                    inside = theirs.get((kind, routing), {}).get("moebius_in_torch")
-                    if inside and out == "bf16":
-                        more["ours_in_torch"] = side(inside[0]["samples"], **(inside[1] or clocks_of(inside[0])))
                     if dense:
                         more["limit"] = limit_of(dense[0]["median"], rates["median"], "dense bf16 cuBLAS product of the same FLOPs")
                         more["limit"].update(dense[1] or clocks_of(dense[0]))
                     name = f"grouped_gemm.{case}.{kind}.bf16" + (".fp32_out" if out == "f32" else "")
                     name += ".skewed" if routing == "skewed" else ""
-                    more = {"others": others, "ratio": ratio, **more, "shapes": shapes, "routing": routing}
-                    self.bench.cases["gemm"].append(self.bench.case(name, "TFLOP/s", "higher", rates, at, **more))
+                    shared = {"others": others, "shapes": shapes, "routing": routing}
+                    self.bench.cases["gemm"].append(self.bench.case(name, "TFLOP/s", "higher", rates, at, ratio=ratio, **shared, **more))
+                    inside = theirs.get((kind, routing), {}).get("moebius_in_torch")
+                    if inside and out == "bf16":
+                        # Called on torch's tensors in torch's process.
+                        rates = side(inside[0]["samples"], variant=line["variant"])
+                        ratio = {other: rounded(rates["median"] / one["median"]) for other, one in others.items()}
+                        name = name.replace("grouped_gemm.", "grouped_gemm_in_torch.")
+                        self.bench.cases["gemm"].append(self.bench.case(name, "TFLOP/s", "higher", rates, inside[1] or clocks_of(inside[0]), ratio=ratio, **shared))
 
     def mlp_cases(self, found):
         for case, sizes in MLPS.items():

@@ -23,7 +23,8 @@ NONE = "No figures have been measured yet.\n"
 HEAD = """# Performance
 
 Written by `tools/bench_report.py` from the files in [bench/results](../bench/results), which `make bench` and `make bench-gpu` write;
-nothing here is typed in. A ratio above 1 means that Moebius is ahead. Medians; both sides measured in the same run.
+nothing here is typed in. A ratio above 1 means that Moebius is ahead. Medians; both sides measured in the same run, but for
+those under "Runs of others".
 """
 TESTED = ("moebius/ops", "moebius/ptx", "moebius/runtime")
 STALE = "; **stale**: operations have changed since"
@@ -171,10 +172,37 @@ def curves(root, prefix):
     return "\n## Loss curves\n" + text if text else ""
 
 
+def dense_of(cases):
+    """cuBLAS's dense product of the largest experts' sizes, that ours was compared with: TFLOP/s, or None."""
+    return next((case["limit"]["value"] for _, case in cases if case["case"] == "grouped_gemm.8x7b.fwd.bf16" and "limit" in case), None)
+
+
+def other_runs(root, cases):
+    """What others' programs took in runs of their own, related through a side that both runs measured; or nothing."""
+    path = root / "bench/baselines/other_runs.json"
+    if not path.is_file():
+        return ""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    ours = {case["case"]: case for _, case in cases}
+    text = f"\n## Runs of others\n\nNot in the same run as ours: {content['device']}, {content['date']}, {content['source']} "
+    text += "([other_runs.json](../bench/baselines/other_runs.json)). What both runs measured says how far the two cards were alike.\n\n"
+    text += "| case | other side | measured in both runs: theirs, ours | Moebius | Moebius is ahead |\n|---|---|---|---|---|\n"
+    for row in content["results"]:
+        case, through = ours.get(row["case"]), row["through"]
+        if case is None:
+            continue
+        both = (case.get("others") or {}).get(through["side"], {}).get("median") or dense_of(cases)
+        unit = through.get("unit", row["unit"])
+        text += f"| {row['case']} | {row['side']} {number(row['median'])} {row['unit']} ({row['version']}) "
+        text += f"| {through['side']}: {number(through['median'])}, {number(both)} {unit} | {figure(case['ours'], case)} "
+        text += f"| × {number(row['median'] / case['ours']['median'])} |\n"
+    return text
+
+
 def pages(root):
     """{path: text} of what is written."""
     cases = load(root / "bench/results")
-    performance = HEAD + "\n" + table(cases, "../") + gpu_tests(root, "../") + curves(root, "../") + ("\n## How each was measured\n\n" + details(cases) if cases else "")
+    performance = HEAD + "\n" + table(cases, "../") + other_runs(root, cases) + gpu_tests(root, "../") + curves(root, "../") + ("\n## How each was measured\n\n" + details(cases) if cases else "")
     readme = (root / "README.md").read_text(encoding="utf-8")
     if BEGIN not in readme or END not in readme:
         raise SystemExit(f"README.md has no place for figures ({BEGIN} … {END})")

@@ -303,14 +303,14 @@ void LowPrecisionState::end_step(const Run& run) {
 // Of `count` tensors a role, whose amaxes are the largest of all `ranks`' micro-batches.
 void LowPrecisionState::next_scales(int64_t offset, int64_t count, Communicator* ranks, const Run& run) {
     if (count == 0) return;
+    const precision::DelayedOptions& o = options_.recipe->delayed;
     Tensor observed = observed_;
-    if (ranks != nullptr && ranks->size() > 1) {
+    if (o.reduce_amax && ranks != nullptr && ranks->size() > 1) {
         const Shape& own = observed_.shape();
         observed =
             Tensor::empty("low_precision.all_amax", {ranks->size() * own[0], own[1]}, DType::F32, run.exec);
         if (!run.exec.dry) ranks->all_gather(observed_, observed, run.exec.stream, "DelayedScaling's amax");
     }
-    const precision::DelayedOptions& o = options_.recipe->delayed;
     for (const Role role : kRoles) {
         ops::delayed_scaling(
             {.observed = observed.view().columns(static_cast<int64_t>(role) * count_ + offset, count),

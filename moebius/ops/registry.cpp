@@ -1,5 +1,8 @@
 #include "moebius/ops/registry.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "moebius/ops/adamw/adamw.h"
 #include "moebius/ops/attention/attention.h"
 #include "moebius/ops/aux_loss/aux_loss.h"
@@ -23,6 +26,49 @@
 #include "moebius/ops/swiglu/swiglu.h"
 
 namespace moebius::ops {
+namespace {
+
+// In a row's range of compute capabilities: of every later card too.
+constexpr int kAnyLaterCc = 999;
+
+std::string compute_capabilities(const VariantInfo& v) {
+    const auto text = [](int cc) { return fmt::format("{}.{}", cc / 10, cc % 10); };
+    if (v.max_cc == v.min_cc) return text(v.min_cc);
+    if (v.max_cc >= kAnyLaterCc) return text(v.min_cc) + " and later";
+    return text(v.min_cc) + " to " + text(v.max_cc);
+}
+
+std::string why_not_here(const VariantInfo& v, DeviceKind device, int cc) {
+    if (!v.in_build) return "not in this build";
+    if (v.kind != device) return v.kind == DeviceKind::Cuda ? "for a GPU" : "for the CPU";
+    return v.covers(device, cc) ? "" : "for compute capability " + compute_capabilities(v);
+}
+
+}  // namespace
+
+std::string describe_variants(const OpInfo& op, DeviceKind device, int cc) {
+    std::vector<VariantInfo> in_build;
+    for (const VariantInfo& v : op.variants) {
+        if (v.in_build) in_build.push_back(v);
+    }
+    const VariantInfo* found = expected_variant(in_build, device, cc);
+    const std::string expected = found ? found->name : "";
+    std::vector<std::string> words;
+    bool above = true;
+    for (const VariantInfo& v : op.variants) {
+        const bool star = v.name == expected;
+        if (star) above = false;
+        std::vector<std::string> notes;
+        // What stands below runs where a shape or a name asks for it: that it is for another device is plain.
+        if (const std::string reason = why_not_here(v, device, cc); !reason.empty() && (above || !v.in_build))
+            notes.push_back(reason);
+        if (!v.repeats) notes.emplace_back("only if forced: other bits in each run");
+        if (v.untried) notes.emplace_back("not yet run on such a card");
+        words.push_back((star ? "*" : "") + v.name +
+                        (notes.empty() ? "" : fmt::format(" ({})", fmt::join(notes, "; "))));
+    }
+    return fmt::format("{}", fmt::join(words, ", "));
+}
 
 std::vector<OpInfo> registry() {
     return {

@@ -7,6 +7,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/runtime/cuda_backend.h"
+#include "moebius/runtime/full_card.h"
 
 namespace moebius {
 namespace {
@@ -23,8 +24,6 @@ std::string cpu_model() {
 }
 
 constexpr int kLeastComputeCapability = 80;
-constexpr int64_t kLeastFreeBytes = int64_t{256} << 20;
-constexpr double kGiB = 1 << 30;
 
 }  // namespace
 
@@ -65,14 +64,8 @@ Device Device::cuda(int index) {
     if (!card.why_not.empty()) {
         throw DeviceError(fmt::format("GPU {} is too old: {}; device=cpu uses the CPU", index, card.why_not));
     }
-    const cuda_backend::Memory memory = cuda_backend::open(index);
-    if (memory.free < kLeastFreeBytes) {
-        throw DeviceError(fmt::format(
-            "GPU {} ({}) is full: other programs have left {:.2f} of its {:.1f} GiB; choose another "
-            "by CUDA_VISIBLE_DEVICES, or use device=cpu",
-            index, card.name, static_cast<double>(memory.free) / kGiB,
-            static_cast<double>(card.memory_bytes) / kGiB));
-    }
+    const std::string full = why_too_full(card, cuda_backend::open(index).free);
+    if (!full.empty()) throw DeviceError(full);
     Device device;
     device.kind_ = DeviceKind::Cuda;
     device.index_ = index;

@@ -192,7 +192,8 @@ void check_memory_for_batches(const data::BatchShape& shape, const config::Train
         c.grad_acc_steps, c.dataset.num_workers, c.dataset.prefetch_factor));
 }
 
-void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const Device& device) {
+void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const config::TrainConfig& c,
+                           const Device& device) {
     // What an arena takes for such a step, and what operations, on a GPU libraries and the driver, take
     // beside it.
     const int64_t beside = device.kind() == DeviceKind::Cuda ? kBesideArena : plan.scratch_bytes;
@@ -205,9 +206,10 @@ void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const D
         fmt::format("a step needs up to {} bytes ({:.2f} GiB), {:.2f} GiB are free{} beside the {:.2f} GiB "
                     "of parameters and state; the largest parts:{}\n"
                     "make dataset.micro_batch_size or dataset.max_seq_length smaller (and grad_acc_steps "
-                    "larger), or set activation_checkpointing=full",
+                    "larger){}",
                     needed, static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB,
-                    where(device), static_cast<double>(held.current_bytes) / kGiB, largest));
+                    where(device), static_cast<double>(held.current_bytes) / kGiB, largest,
+                    c.activation_checkpointing == "full" ? "" : ", or set activation_checkpointing=full"));
 }
 
 }  // namespace moebius::train

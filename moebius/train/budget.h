@@ -39,6 +39,7 @@ int64_t available_memory(const Device& device);
 void check_memory_for_parameters(int64_t numel, int64_t quantized, const PlaceOptions& options,
                                  bool async_save, const Device& device);
 void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c);
-void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const Device& device);
+void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const config::TrainConfig& c,
+                           const Device& device);
 
 }  // namespace moebius::train

@@ -1,45 +1,62 @@
 #include "moebius/train/machine.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <fstream>
+#include <vector>
 
 #include "moebius/base/error.h"
+#include "moebius/runtime/cuda_backend.h"
+#include "moebius/runtime/full_card.h"
 
 namespace moebius::train {
 namespace {
 
 constexpr double kGiB = 1 << 30;
 
-// Why the cards that are visible cannot be used; "" if none is visible.
-std::string why_unusable(const CudaDevices& devices) {
-    if (devices.all.empty()) return devices.unusable ? devices.why_none : "";
-    return devices.all.front().why_not;
+// Why none of the visible cards can be used.
+std::string why_unusable(const CudaDevices& found) {
+    std::vector<std::string> reasons;
+    for (const CudaDevice& card : found.all)
+        reasons.push_back(fmt::format("GPU {}: {}", card.index, card.why_not));
+    return fmt::format("{}", fmt::join(reasons, "; "));
 }
 
-Device choose_device(const std::string& wanted, std::string& why_cpu) {
-    if (wanted == "cpu") return Device::cpu_from_environment();
-    const CudaDevices devices = visible_cuda_devices();
-    const int usable = devices.first_usable();
-    if (usable >= 0) return Device::cuda(usable);
-    const std::string unusable = why_unusable(devices);
-    if (!unusable.empty()) {
-        throw DeviceError(
-            fmt::format("device = {}: a GPU is visible, but it cannot be used: {}; device=cpu uses the CPU",
-                        wanted, unusable));
-    }
-    if (wanted == "cuda") {
-        throw DeviceError(
-            fmt::format("device = cuda needs a GPU: {}; device=cpu uses the CPU", devices.why_none));
-    }
-    why_cpu = devices.why_none;
-    return Device::cpu_from_environment();
+Device make_device(const std::string& wanted, std::string& why_cpu) {
+    // Whoever wants the CPU leaves the driver alone.
+    const DeviceChoice choice =
+        choose_device(wanted, wanted == "cpu" ? CudaDevices{} : visible_cuda_devices(),
+                      [](int gpu) { return cuda_backend::open(gpu).free; });
+    why_cpu = choice.why_cpu;
+    return choice.gpu >= 0 ? Device::cuda(choice.gpu) : Device::cpu_from_environment();
 }
 
 }  // namespace
 
+DeviceChoice choose_device(const std::string& wanted, const CudaDevices& found,
+                           const std::function<int64_t(int gpu)>& free_bytes) {
+    constexpr const char* kWayOut = "device=cpu uses the CPU";
+    if (wanted == "cpu") return {};
+    const int usable = found.first_usable();
+    if (usable >= 0) {
+        const std::string full = why_too_full(found.all[static_cast<size_t>(usable)], free_bytes(usable));
+        if (!full.empty()) throw DeviceError(fmt::format("device = {}: {}", wanted, full));
+        return {.gpu = usable};
+    }
+    if (!found.all.empty()) {
+        throw DeviceError(fmt::format("device = {}: no GPU that is visible can be used: {}; {}", wanted,
+                                      why_unusable(found), kWayOut));
+    }
+    if (found.unusable)
+        throw DeviceError(fmt::format("device = {}: {}; {}", wanted, found.why_none, kWayOut));
+    if (wanted == "cuda")
+        throw DeviceError(fmt::format("device = cuda needs a GPU: {}; {}", found.why_none, kWayOut));
+    return {.why_cpu = found.why_none};
+}
+
 Machine::Machine(const std::string& device, int threads)
-    : device_(choose_device(device, why_cpu_)),
+    : device_(make_device(device, why_cpu_)),
       stream_(device_),
       host_memory_(device_),
       arena_(make_arena(device_)),

@@ -1,6 +1,7 @@
 // What a run computes on: the device, its stream and memory, the CPU's threads. The program's top owns it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -11,10 +12,21 @@
 
 namespace moebius::train {
 
+// What a run computes on.
+struct DeviceChoice {
+    int gpu = -1;         // its index; −1: the CPU
+    std::string why_cpu;  // where auto took the CPU
+};
+// `wanted`: auto, cpu or cuda. auto takes the first GPU that can be used, and the CPU only where none is
+// visible. `free_bytes` gives what is free on the GPU that is taken, and is asked of no other. Throws
+// DeviceError, which names device=cpu, for cuda without a GPU, for GPUs that are visible but cannot be used,
+// and for one that is full.
+DeviceChoice choose_device(const std::string& wanted, const CudaDevices& found,
+                           const std::function<int64_t(int gpu)>& free_bytes);
+
 class Machine {
   public:
-    // `device`: auto, cpu or cuda. auto takes the first GPU that can be used, and the CPU only where none is
-    // visible. Throws DeviceError for cuda without a GPU, and for a GPU that is visible but cannot be used.
+    // `device` as choose_device has it, of the devices that are here.
     Machine(const std::string& device, int threads);
 
     // `forced` outlives what it is given to.

@@ -243,16 +243,16 @@ StepPlan Trainer::make_step() {
     options.cuda_graph = use_cuda_graph(c_, model_.options(), machine_.device());
     step_.emplace(model_, options, run_, &machine_.host_memory());
     StepPlan plan = step_->plan();
-    check_memory_for_step(plan, machine_.memory(), machine_.device());
+    check_memory_for_step(plan, machine_.memory(), c_, machine_.device());
     const models::Model& m = model_;
     constexpr double kMiB = 1 << 20;
     note(fmt::format(
         "model: {:.2f} M parameters ({:.2f} M active a token), {}; step: {} x {} tokens, {:.1f} GFLOP, "
-        "{:.0f} MiB at most ({:.0f} kept for backward)",
+        "{:.0f} MiB at most ({:.0f} kept for backward, {} bytes a token)",
         static_cast<double>(m.parameters().numel()) / 1e6, static_cast<double>(m.active_parameters()) / 1e6,
         c_.dtype, c_.grad_acc_steps, loader_->shape().capacity, plan.cost.flops / 1e9,
         static_cast<double>(plan.bytes + plan.scratch_bytes) / kMiB,
-        static_cast<double>(plan.saved_bytes) / kMiB));
+        static_cast<double>(plan.saved_bytes) / kMiB, plan.saved_bytes / loader_->shape().capacity));
     std::vector<std::string> holders;
     for (const PoolReport::Row& row : plan.memory.at_peak(6))
         holders.push_back(fmt::format("{} {:.1f}", row.name, static_cast<double>(row.at_peak_bytes) / kMiB));
@@ -266,10 +266,8 @@ StepPlan Trainer::make_step() {
                         "computes without it",
                         fmt::join(keys, ", ")));
     }
-    if (m.options().low_precision.recipe) {
-        note(fmt::format("low precision: {}; {} bytes a token kept for backward",
-                         describe_low_precision(m.decoder()), plan.saved_bytes / loader_->shape().capacity));
-    }
+    if (m.options().low_precision.recipe)
+        note(fmt::format("low precision: {}", describe_low_precision(m.decoder())));
     note_fusion(plan.variants);
     if (machine_.on_gpu()) note_graph(options.cuda_graph);
     note_data();

@@ -29,8 +29,19 @@ class ProgramTest(program.TestCase):
 
     def test_info_says_which_variants_never_ran_on_their_card(self):
         out = self.moebius("info").stdout
-        self.assertRegex(out, r"grouped_gemm_quantized +sm100[^,]* \(not yet run on such a card\)")
-        self.assertNotRegex(out, r"sm90[^,]* \(not yet run on such a card\)")
+        self.assertRegex(out, r"grouped_gemm_quantized +sm100 \([^)]*not yet run on such a card\)")
+        self.assertNotRegex(out, r"sm90\w* \([^)]*not yet run on such a card\)")
+
+    def test_info_marks_the_variant_that_runs_here(self):
+        out = self.moebius("info").stdout
+        kind = "cuda_any|sm90|cublaslt" if "variants     on GPU" in out else "cpu"
+        for op in ("adamw", "attention", "gemm", "grouped_gemm"):
+            self.assertRegex(out, rf"(?m)^  {op} +([^*\n]+, )?\*({kind})[^*\n]*$")
+
+    def test_info_says_what_the_library_picks_for_dense_products_on_a_gpu(self):
+        out = self.moebius("info").stdout
+        lines = re.findall(r"(?m)^gemm +(\w+): .*cuBLASLt", out)
+        self.assertEqual(lines, ["forward", "dgrad", "wgrad"] if "variants     on GPU" in out else [])
 
     def test_help_of_the_program_and_of_train(self):
         self.assertIn("train", self.moebius("--help").stdout)

@@ -96,6 +96,9 @@ TEST(LowPrecisionDecoder, AllExpertModesHaveTheSameCodes) {
             for (SmallModel* m : {&loop, &fused}) {
                 const SmallModel::Outcome b = whole_step(*m);
                 EXPECT_LT(difference(a.gradients, b.gradients), 1e-5) << name << " step " << i;
+                if (m == &fused) {
+                    EXPECT_EQ(a.gradients, b.gradients) << name << " step " << i;
+                }
             }
         }
     }
@@ -362,8 +365,12 @@ class OneOfTwo : public Communicator {
 
 TEST(LowPrecisionDecoder, AmaxIsTakenOverAllRanksAndOfAnExpertOverThoseThatHoldIt) {
     // The last amaxes of all tensors, by name.
-    const auto history = [](uint64_t seed, Communicator* world, Communicator* expert_ranks) {
-        SmallModel m(options_with("DelayedScaling"));
+    const auto history = [](uint64_t seed, Communicator* world, Communicator* expert_ranks,
+                            bool reduces = true) {
+        DecoderOptions o = options_with("DelayedScaling");
+        o.low_precision.recipe = make_recipe("DelayedScaling", "HYBRID",
+                                             {{"amax_history_len", int64_t{4}}, {"reduce_amax", reduces}});
+        SmallModel m(o);
         if (world != nullptr) m.run.world = world;
         m.run.expert_ranks = expert_ranks;
         m.set_batch({24, 40}, seed);
@@ -384,6 +391,8 @@ TEST(LowPrecisionDecoder, AmaxIsTakenOverAllRanksAndOfAnExpertOverThoseThatHoldI
     const auto both = history(5, &same, nullptr);
     const std::unique_ptr<Communicator> alone = make_communicator("self");
     const auto apart = history(5, &same, alone.get());
+    EXPECT_EQ(same.gathers, 2);
+    EXPECT_EQ(history(5, &same, nullptr, false), a) << "reduce_amax=false";
     EXPECT_EQ(same.gathers, 2);
     int64_t moved = 0;
     for (const auto& [name, own] : a) {

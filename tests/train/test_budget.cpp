@@ -43,6 +43,30 @@ TEST(Budget, TheCopyOfAsyncSaveCounts) {
                 AllOf(HasSubstr("parameters need"), Not(HasSubstr("async_save"))));
 }
 
+TEST(Budget, AStepThatDoesNotFitIsAdvisedWhatIsNotSetYet) {
+    StepPlan plan;
+    plan.memory.system_bytes = int64_t{1} << 60;
+    const auto message = [&](const std::string& checkpointing) {
+        config::TrainConfig c;
+        c.activation_checkpointing = checkpointing;
+        try {
+            check_memory_for_step(plan, {}, c, Device::cpu());
+        } catch (const DeviceError& error) {
+            return std::string(error.what());
+        }
+        return std::string("no error");
+    };
+    for (const char* less : {"none", "moe", "attention"}) {
+        EXPECT_THAT(message(less),
+                    AllOf(HasSubstr("a step needs up to"), HasSubstr("dataset.micro_batch_size"),
+                          HasSubstr("activation_checkpointing=full")));
+    }
+    EXPECT_THAT(message("full"), AllOf(HasSubstr("a step needs up to"), HasSubstr("dataset.micro_batch_size"),
+                                       Not(HasSubstr("activation_checkpointing"))));
+    plan.memory.system_bytes = 0;
+    EXPECT_EQ(message("full"), "no error");
+}
+
 // Codes are made and read in software on a CPU: fewer steps fit. Of a speed that is given, not timed beside
 // whatever else the machine does.
 TEST(Budget, ARecipeOnTheCpuTakesFewerSteps) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "moebius/base/error.h"
 #include "moebius/train/resolve.h"
@@ -159,6 +160,38 @@ TEST_F(Trainer, EightRepeatsAndAnyThreadCountGiveTheSameBits) {
                              "dataset.num_workers=" + std::to_string(i % 3)}));
         EXPECT_TRUE(tensors(name, 3) == reference) << "repeat " << i << ", " << threads[i] << " threads";
     }
+}
+
+TEST_F(Trainer, EightRepeatsUnderARecipeGiveTheSameBits) {
+    for (const char* recipe : {"Float8BlockScaling", "MXFP8BlockScaling", "DelayedScaling"}) {
+        const auto of = [&](int i) {
+            const std::string name = recipe + std::to_string(i);
+            run(overrides(name, {"num_train_steps=3", "dtype=bf16", "expert_ffn_mode=fused_grouped_mlp",
+                                 "fp8_config.enabled=true", "fp8_config.fp8_recipe=" + std::string(recipe)}));
+            return tensors(name, 3);
+        };
+        const std::string reference = of(0);
+        for (int i = 1; i <= 8; ++i) EXPECT_TRUE(of(i) == reference) << recipe << ", repeat " << i;
+    }
+}
+
+TEST_F(Trainer, TheFirstLinesSayTheBytesATokenKeptForBackward) {
+    const std::regex pattern(
+        "model: .* MiB at most \\(([0-9]+) kept for backward, ([0-9]+) bytes a token\\)");
+    std::vector<int64_t> bytes;
+    for (const char* dtype : {"fp32", "bf16"}) {
+        run(overrides(dtype, {"num_train_steps=1", "dtype=" + std::string(dtype)}));
+        for (const std::string& line : sink_.notes) {
+            std::smatch found;
+            if (!std::regex_match(line, found, pattern)) continue;
+            bytes.push_back(std::stoll(found[2]));
+            // Micro-batches of 2 x 64 tokens; MiB are rounded.
+            EXPECT_NEAR(static_cast<double>(bytes.back() * 128) / (1 << 20), std::stod(found[1]), 0.51);
+        }
+    }
+    ASSERT_EQ(bytes.size(), 2u) << "one line a run";
+    EXPECT_GT(bytes[1], 0);
+    EXPECT_LT(bytes[1], bytes[0]) << "bf16 keeps less than fp32";
 }
 
 TEST_F(Trainer, ACompleteRunSaysSoAndNamesTheKeys) {

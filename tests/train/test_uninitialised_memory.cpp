@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "moebius/comm/registry.h"
+#include "moebius/precision/recipe.h"
 #include "moebius/train/step.h"
 #include "tests/test_machine.h"
 #include "tests/train/token_batch.h"
@@ -33,7 +34,7 @@ struct Outcome {
     std::vector<float> losses, norms, weights;
 };
 
-Outcome train(nn::ExpertMode mode, DType dtype, bool poison) {
+Outcome train(nn::ExpertMode mode, DType dtype, bool poison, const char* recipe = nullptr) {
     TestMachine machine;
     PoisonedPool poisoned(*machine.pool);
     const auto world = make_communicator("self");
@@ -41,7 +42,9 @@ Outcome train(nn::ExpertMode mode, DType dtype, bool poison) {
     if (poison) run.exec.pool = &poisoned;
     Outcome outcome;
     {
-        models::Model model(small_config({.topk = 2}), {.expert_mode = mode});
+        models::ModelOptions options{.expert_mode = mode};
+        if (recipe != nullptr) options.low_precision.recipe = precision::make_recipe(recipe, "", {});
+        models::Model model(small_config({.topk = 2}), options);
         model.place({.dtype = dtype, .grad_dtype = dtype}, run.exec);
         model.parameters().fill(3, run.exec);
         // The second one has experts without tokens, right after all had some.
@@ -82,6 +85,24 @@ TEST(UninitialisedMemory, StepsOnMemoryFullOfNanAreTheSame) {
                 EXPECT_NEAR(dirty.losses[i], loop.losses[i], tolerance * loop.losses[i]) << i;
                 EXPECT_NEAR(dirty.norms[i], loop.norms[i], tolerance * loop.norms[i]) << i;
             }
+        }
+    }
+}
+
+// Codes and scales too, those of experts without rows among them.
+TEST(UninitialisedMemory, StepsUnderARecipeOnMemoryFullOfNanAreTheSame) {
+    if (test_device() == "cuda") GTEST_SKIP() << "the pool writes on the host";
+    for (const char* recipe :
+         {"Float8BlockScaling", "Float8CurrentScaling", "DelayedScaling", "MXFP8BlockScaling"}) {
+        for (const nn::ExpertMode mode :
+             {nn::ExpertMode::Loop, nn::ExpertMode::GroupedLinear, nn::ExpertMode::FusedGroupedMlp}) {
+            SCOPED_TRACE(std::string(recipe) + ", mode " + std::to_string(static_cast<int>(mode)));
+            const Outcome clean = train(mode, DType::BF16, false, recipe),
+                          dirty = train(mode, DType::BF16, true, recipe);
+            EXPECT_EQ(dirty.losses, clean.losses);
+            EXPECT_EQ(dirty.norms, clean.norms);
+            EXPECT_EQ(dirty.weights, clean.weights);
+            for (const float norm : dirty.norms) EXPECT_TRUE(std::isfinite(norm));
         }
     }
 }

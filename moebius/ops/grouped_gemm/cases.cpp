@@ -452,6 +452,16 @@ void grouped_gemm_cases(std::vector<Case>& cases) {
         p.accumulate = true;
         cases.push_back(bias_grad_case(p, DType::BF16));
     }
+    // Under these splits another library's gradients came out wrong.
+    for (const GemmKind kind : {GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad}) {
+        Problem p{.dtype = DType::BF16,
+                  .out = DType::BF16,
+                  .splits = {"reported", {162, 0, 2577, 446, 0, 83}, 3268},
+                  .n = 64,
+                  .k = 64};
+        p.kind = kind;
+        cases.push_back(gemm_case(p));
+    }
     aligned_cases(cases);
     bench_cases(cases, DType::F32);
     bench_cases(cases, DType::BF16);

@@ -10,6 +10,7 @@ using namespace quantize_reference;
 
 double source_value(const Problem& p, int64_t i, const Philox& random) {
     const auto index = static_cast<uint64_t>(i);
+    if (p.every) return to_float(BF16{static_cast<uint16_t>(index)});
     const int64_t row = i / p.columns, column = i % p.columns;
     // Magnitudes differ between rows and between columns.
     const auto of_row = static_cast<int>(random.below(static_cast<uint64_t>(row) ^ 0x10000000, 9));
@@ -239,7 +240,8 @@ Case quantize_case(const Problem& p) {
         c.tensors.push_back({.name = name, .shape = {p.experts()}, .value = value});
     };
     if (p.scale == ScaleKind::Tensor && p.from == From::Scale) {
-        per_expert("scale", [](int64_t i, const Philox&) {
+        per_expert("scale", [every = p.every](int64_t i, const Philox&) {
+            if (every) return 1.0;
             return std::ldexp(1.0 + 0.1 * static_cast<double>(i), 3);
         });
     } else if (p.scale == ScaleKind::Tensor) {
@@ -323,7 +325,8 @@ Case dequantize_case(const Problem& p, Direction direction, DType out) {
     c.tensors.push_back({.name = side.name + "_data",
                          .shape = side.shapes.data,
                          .dtype = p.element,
-                         .value = [](int64_t i, const Philox& random) {
+                         .value = [every = p.every](int64_t i, const Philox& random) {
+                             if (every) return static_cast<double>(i % 256);
                              return static_cast<double>(random.below(static_cast<uint64_t>(i), 256));
                          }});
     c.tensors.push_back({.name = side.name + "_scale",
@@ -331,6 +334,7 @@ Case dequantize_case(const Problem& p, Direction direction, DType out) {
                          .dtype = side.shapes.scale_dtype,
                          .value = [p](int64_t i, const Philox& random) {
                              const auto index = static_cast<uint64_t>(i);
+                             if (p.every && p.scale == ScaleKind::MX32) return static_cast<double>(i % 256);
                              // Codes of every kind, the ends more often.
                              const uint64_t kind = random.below(index ^ 0x7000, 8);
                              if (p.scale == ScaleKind::MX32)
@@ -460,6 +464,25 @@ void add_grouped(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind 
     }
 }
 
+// All 65,536 numbers of bf16 to codes, and all codes, under all scales of 32, to numbers.
+void add_every(std::vector<Case>& cases) {
+    for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32}) {
+        for (const DType element : {DType::F8E4M3, DType::F8E5M2}) {
+            Problem p{.scale = scale,
+                      .element = element,
+                      .splits = {"one_expert", {256}, 256},
+                      .columns = 256,
+                      .every = true,
+                      .from = From::Scale};
+            cases.push_back(quantize_case(p));
+            for (const Direction direction : {Direction::Row, Direction::Column}) {
+                cases.push_back(dequantize_case(p, direction, DType::F32));
+                cases.push_back(dequantize_case(p, direction, DType::BF16));
+            }
+        }
+    }
+}
+
 // Of widths that kernels of wider tiles take.
 void add_wide(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind scale) {
     Problem p{.scale = scale, .splits = splits, .columns = 512};
@@ -467,6 +490,9 @@ void add_wide(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind sca
     p.special = true;
     p.power_of_two = false;
     cases.push_back(quantize_case(p));
+    p.epsilon = 0.125f;
+    cases.push_back(quantize_case(p));
+    p.epsilon = 0;
     p.special = false;
     p.power_of_two = true;
     p.gather = p.norm = true;
@@ -561,6 +587,7 @@ void quantize_cases(std::vector<Case>& cases) {
         Problem p{.scale = scale, .splits = {"dense", {150}, 150}, .columns = 144, .no_splits = true};
         cases.push_back(quantize_case(p));
     }
+    add_every(cases);
     Problem weight{.splits = {"3x130", {130, 130, 130}, 390}, .columns = 77, .weight = true};
     cases.push_back(amax_case(weight));
     add_bench(cases);

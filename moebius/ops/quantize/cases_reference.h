@@ -90,7 +90,8 @@ struct Problem {
     bool row = true, column = true, power_of_two = true;
     bool special = false;  // NaN, infinities, zeros, subnormal and huge numbers among the values
     bool gather = false, statistics = false, no_splits = false, bench = false;
-    bool norm = false;  // the source is what a norm's output is made of
+    bool norm = false;   // the source is what a norm's output is made of
+    bool every = false;  // 256 × 256: all numbers of bf16, or all codes
     From from = From::Amax;
     float epsilon = 0;
 
@@ -121,6 +122,7 @@ inline std::string name_of(const Problem& p) {
                                    {p.special, ".special"},
                                    {p.gather, ".gather"},
                                    {p.norm, ".norm"},
+                                   {p.every, ".every"},
                                    {p.statistics, ".statistics"},
                                    {p.no_splits, ".no_splits"},
                                    {p.epsilon > 0, ".epsilon"},
