@@ -116,6 +116,19 @@ TEST(ModelFolder, ShardsFollowTheLimitAndTheIndexListsThem) {
     EXPECT_THAT(index, HasSubstr("\"model.norm.weight\": \"model-0000"));
 }
 
+TEST(ModelFolder, WhatIsSaidOfTheModelIsInEveryFileAndComesBack) {
+    const ScratchFolder scratch;
+    write_model(scratch.path(), toy_layout(true), 1,
+                {.max_shard_bytes = 300, .metadata = {{"made.by", "a test"}}});
+    const Metadata all = {{"format", "pt"}, {"made.by", "a test"}};
+    for (const std::string& name : real.list(scratch.path())) {
+        if (!name.ends_with(".safetensors")) continue;
+        EXPECT_EQ(SafetensorsReader(real, scratch.path() / name).metadata(), all) << name;
+    }
+    const ToyState state({});
+    EXPECT_EQ(import_model(real, scratch.path(), toy_layouts(), weights_of(state)).metadata, all);
+}
+
 TEST(ModelFolder, MastersAndBuffersAreFilledMomentsAreNot) {
     const ScratchFolder scratch;
     write_model(scratch.path(), toy_layout(true), 2);

@@ -196,6 +196,7 @@ inline SaveRequest toy_request(const ToyState& state, int64_t step, DType model_
             .pieces = toy_layout(true).pieces,
             .model_dtype = model_dtype,
             .model_files = {{"config.json", "{\"model_type\": \"toy\"}\n"}, {"tokenizer.json", "{}\n"}},
+            .model_metadata = {{"made.by", "a test"}},
             .trainer = "{\"step\":" + std::to_string(step) + ",\"lr\":0.1,\"seed\":18446744073709551615}",
             .rank_text = ""};
 }
