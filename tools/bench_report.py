@@ -151,6 +151,8 @@ def gpu_tests(root, prefix, changed=changed_since):
     text = f"Tests of operations on a GPU ([gpu_tests.json]({prefix}bench/results/gpu_tests.json); {', '.join(parts)}): {counts}"
     for tool, result in (tests.get("sanitizers") or {}).items():
         text += f"; {tool}: {result['clean']} of {result['operations']} operations clean"
+    for program, result in (tests.get("programs") or {}).items():
+        text += f"; {program} on the GPU: " + ", ".join(f"{number(count)} {word}" for word, count in result.items())
     return "\n" + text + (STALE if changed(root, tests["commit"]) else "") + ".\n"
 
 
