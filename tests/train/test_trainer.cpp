@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "moebius/base/error.h"
 #include "moebius/train/resolve.h"
@@ -176,17 +176,20 @@ TEST_F(Trainer, EightRepeatsUnderARecipeGiveTheSameBits) {
 }
 
 TEST_F(Trainer, TheFirstLinesSayTheBytesATokenKeptForBackward) {
-    const std::regex pattern(
-        "model: .* MiB at most \\(([0-9]+) kept for backward, ([0-9]+) bytes a token\\)");
     std::vector<int64_t> bytes;
     for (const char* dtype : {"fp32", "bf16"}) {
         run(overrides(dtype, {"num_train_steps=1", "dtype=" + std::string(dtype)}));
         for (const std::string& line : sink_.notes) {
-            std::smatch found;
-            if (!std::regex_match(line, found, pattern)) continue;
-            bytes.push_back(std::stoll(found[2]));
+            const size_t at = line.find("MiB at most (");
+            if (!line.starts_with("model: ") || at == std::string::npos) continue;
+            long long mib = -1, each = -1;
+            int end = 0;
+            std::sscanf(line.c_str() + at, "MiB at most (%lld kept for backward, %lld bytes a token)%n", &mib,
+                        &each, &end);
+            EXPECT_EQ(at + static_cast<size_t>(end), line.size()) << line;
+            bytes.push_back(each);
             // Micro-batches of 2 x 64 tokens; MiB are rounded.
-            EXPECT_NEAR(static_cast<double>(bytes.back() * 128) / (1 << 20), std::stod(found[1]), 0.51);
+            EXPECT_NEAR(static_cast<double>(each * 128) / (1 << 20), static_cast<double>(mib), 0.51);
         }
     }
     ASSERT_EQ(bytes.size(), 2u) << "one line a run";
