@@ -11,6 +11,12 @@
 
 namespace moebius {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kInstrumented = true;
+#else
+inline constexpr bool kInstrumented = false;
+#endif
+
 inline std::string test_device() {
     const char* wanted = std::getenv("MOEBIUS_TEST_DEVICE");
     return wanted == nullptr ? "cpu" : wanted;

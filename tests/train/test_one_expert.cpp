@@ -13,12 +13,6 @@
 namespace moebius::train {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kInstrumented = true;
-#else
-constexpr bool kInstrumented = false;
-#endif
-
 constexpr int64_t kRows = 4, kLength = 64, kTokens = kRows * kLength;
 constexpr nn::ExpertMode kModes[] = {nn::ExpertMode::GroupedLinear, nn::ExpertMode::FusedGroupedMlp};
 
