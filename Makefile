@@ -33,7 +33,7 @@ run: build ## train the small model L0_sanity on the genome of E. coli (ARGS="ke
 
 test: build ## build and run all tests
 	@cmake --build --preset $(PRESET) -j $(JOBS)
-	@ctest --preset $(PRESET)
+	@ctest --preset $(PRESET) -j $(JOBS)
 
 test-gpu: ## build the kernels and run every op's cases on the GPU, with a table of passed and failed
 	@tools/gpu_kernels.sh test

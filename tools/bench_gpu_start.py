@@ -25,10 +25,26 @@ class Start:
             raise Failed(last_words(done.stderr or done.stdout))
         return seconds
 
+    def seconds_of(self, *words):
+        begin = time.monotonic()
+        done = subprocess.run([str(self.options.bin / "moebius"), *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        if done.returncode != 0:
+            raise Failed(last_words(done.stderr or done.stdout))
+        return time.monotonic() - begin
+
     def run(self):
+        # What a machine's first process waits for, one thing after another: the program's bytes from the disk, the driver and
+        # its first context, and what else the first run loads. The first two are nothing on a machine that has run it before.
+        disk = self.seconds_of("--version")
+        driver = self.seconds_of("info")
+        driver_again = self.seconds_of("info")
         cold = self.once()
         warm = [self.once() for _ in range(3 if self.options.quick else 10)]
-        note(f"start: {cold:.2f} s the first time, then {min(warm):.2f} to {max(warm):.2f} ({self.bench.seconds()})")
+        note(
+            f"start: {disk:.2f} s to read the program, {driver:.2f} with the card asked (again {driver_again:.2f}), {cold:.2f} the first "
+            f"time, then {min(warm):.2f} to {max(warm):.2f} ({self.bench.seconds()})"
+        )
         about = {"from_to": "start of the process to its end after one step", "first_run_seconds": round(cold, 3)}
+        about["before_it"] = {"version": round(disk, 3), "info": round(driver, 3), "info_again": round(driver_again, 3)}
         self.bench.cases["start"].append(self.bench.case("start.l0_gpu.bf16", "s", "lower", side(warm, variant="cuda"), {}, **about))
         self.bench.write("start")

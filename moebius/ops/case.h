@@ -60,12 +60,35 @@ struct HostTensor {
 template <class Real>
 struct Host {
     std::map<std::string, HostTensor<Real>> tensors;
+
     HostTensor<Real>& operator[](const std::string& name) {
         const auto found = tensors.find(name);
         MOEBIUS_CHECK(found != tensors.end(), "case has no tensor '", name, "'");
         return found->second;
     }
+    // By a literal, as the references' innermost loops have it: after the first time found by its address.
+    template <size_t n>
+    HostTensor<Real>& operator[](const char (&literal)[n]) {
+        for (const auto& [address, tensor] : literals_.seen) {
+            if (address == literal) return *tensor;
+        }
+        HostTensor<Real>& tensor = (*this)[std::string(literal)];
+        literals_.seen.emplace_back(literal, &tensor);
+        return tensor;
+    }
     bool has(const std::string& name) const { return tensors.count(name) > 0; }
+
+  private:
+    // They point into one map: a copy begins with none.
+    struct Literals {
+        std::vector<std::pair<const char*, HostTensor<Real>*>> seen;
+        Literals() = default;
+        Literals(const Literals&) {}
+        Literals& operator=(const Literals&) {
+            seen.clear();
+            return *this;
+        }
+    } literals_;
 };
 
 // Where the real chain stores an intermediate in `dtype`: the naive run rounds there, the reference does not.

@@ -54,9 +54,15 @@ class Buffer {
     int64_t damaged() const {
         const auto* begin = memory_.data();
         const auto* end = begin + memory_.size();
-        int64_t count = 0;
-        for (const uint8_t* byte = begin; byte < end; ++byte) {
-            if (!inside(byte) && *byte != kGuard) ++count;
+        const auto* data = static_cast<const uint8_t*>(view_.data);
+        const auto wrong = [](const uint8_t* from, const uint8_t* to) {
+            return (to - from) - std::count(from, to, kGuard);
+        };
+        int64_t count = wrong(begin, data) + wrong(data + bytes_, end);
+        if (spec_.row_padding == 0 || inner_ == 0) return count;
+        const int64_t stride = bytes_of(spec_.dtype, row_stride_), inner = bytes_of(spec_.dtype, inner_);
+        for (const uint8_t* row = data; row < data + bytes_; row += stride) {
+            count += wrong(row + inner, row + stride);
         }
         return count;
     }
@@ -74,15 +80,11 @@ class Buffer {
     }
 
   private:
-    int64_t offset(int64_t index) const { return index / inner_ * row_stride_ + index % inner_; }
+    int64_t offset(int64_t index) const {
+        return row_stride_ == inner_ ? index : index / inner_ * row_stride_ + index % inner_;
+    }
     void* element(int64_t index) const {
         return static_cast<char*>(view_.data) + (inner_ ? offset(index) : 0) * (bits(spec_.dtype) / 8);
-    }
-    bool inside(const uint8_t* byte) const {
-        const int64_t at = byte - static_cast<const uint8_t*>(view_.data);
-        if (at < 0 || at >= bytes_) return false;
-        const int64_t size = bits(spec_.dtype) / 8;
-        return at / size % row_stride_ < inner_;
     }
 
     TensorSpec spec_;

@@ -28,6 +28,8 @@ struct TensorRule {
     DType element = DType::F8E4M3;
     bool power_of_two = false;  // f32 scales are powers of two
     float amax_epsilon = 0;     // a smaller amax counts as this
+
+    bool operator==(const TensorRule&) const = default;
 };
 
 // What a product reads of a tensor.
@@ -43,6 +45,8 @@ struct DelayedOptions {
     AmaxAlgorithm algorithm = AmaxAlgorithm::Max;
     int margin = 0;
     bool reduce_amax = true;  // the largest amax of all ranks
+
+    bool operator==(const DelayedOptions&) const = default;
 };
 
 struct Recipe {
@@ -59,6 +63,8 @@ struct Recipe {
     bool fast(Use use) const { return fast_accumulation[static_cast<size_t>(use)]; }
     // `weight`: the operand is one, so that blocks are 128 × 128 where the recipe has these.
     OperandRule operand(Role role, Use use) const;
+
+    bool operator==(const Recipe&) const = default;
 };
 
 using KeywordValue = std::variant<bool, int64_t, double, std::string>;

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "moebius/base/error.h"
+#include "moebius/precision/recipe.h"
 
 namespace moebius::train {
 namespace {
@@ -95,6 +96,39 @@ bool is_about_the_beginning(const std::string& key) {
            key == "use_megatron_scaled_init" || key.ends_with(".preserve_high_precision_init_val");
 }
 
+precision::KeywordValue keyword_value(const std::string& text) {
+    const Json json = Json::parse(text, nullptr, false);
+    if (json.is_boolean()) return json.get<bool>();
+    if (json.is_number_integer()) return json.get<int64_t>();
+    if (json.is_number()) return json.get<double>();
+    return json.is_string() ? json.get<std::string>() : text;
+}
+
+// Drops the options of the recipe that are as they would be unset.
+void drop_defaults(std::map<std::string, std::string>& keys) {
+    const std::string kFormat = "fp8_config.fp8_format", kOptions = "fp8_config.fp8_recipe_kwargs.";
+    const auto recipe = [&](const std::string& without) {
+        precision::Keywords keywords;
+        for (const auto& [key, value] : keys) {
+            if (key.starts_with(kOptions) && key != without)
+                keywords[key.substr(kOptions.size())] = keyword_value(value);
+        }
+        const bool has_format = keys.count(kFormat) > 0 && without != kFormat;
+        return precision::make_recipe(value_of(keys, "fp8_config.fp8_recipe"),
+                                      has_format ? keys.at(kFormat) : "", keywords);
+    };
+    std::vector<std::string> unset;
+    for (const auto& [key, value] : keys) {
+        if (key != kFormat && !key.starts_with(kOptions)) continue;
+        try {
+            if (*recipe(key) == *recipe("")) unset.push_back(key);
+        } catch (const Error&) {
+            // An option that another needs, or one of another version: as it stands.
+        }
+    }
+    for (const std::string& key : unset) keys.erase(key);
+}
+
 // Of what is quantized, and how.
 std::map<std::string, std::string> low_precision_keys(const TrainerState& state) {
     std::map<std::string, std::string> found;
@@ -105,6 +139,7 @@ std::map<std::string, std::string> low_precision_keys(const TrainerState& state)
     const Json model = Json::parse(state.model_config);
     for (const char* key : {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"})
         found[std::string("config_kwargs.") + key] = model.value(key, Json(0)).dump();
+    drop_defaults(found);
     return found;
 }
 

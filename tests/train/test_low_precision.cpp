@@ -264,13 +264,15 @@ TEST_F(LowPrecisionRun, ARunGoesOnUnderAnotherRecipeAndSaysSo) {
                                HasSubstr("amax histories begin anew")));
     go_on(keys(3), 4);
     EXPECT_THAT(notes(), testing::Not(HasSubstr("anew")));
-    go_on(keys(3, {"fp8_config.fp8_recipe_kwargs.amax_history_len=5"}), 5);
+    go_on(keys(3, {"fp8_config.fp8_recipe_kwargs.margin=0"}), 5);
+    EXPECT_THAT(notes(), testing::Not(HasSubstr("anew"))) << "an option set to its own default";
+    go_on(keys(3, {"fp8_config.fp8_recipe_kwargs.amax_history_len=5"}), 6);
     EXPECT_THAT(notes(), AllOf(HasSubstr("amax_history_len"), HasSubstr("amax histories begin anew")));
-    go_on(keys(0), 6);
+    go_on(keys(0), 7);
     EXPECT_THAT(notes(), HasSubstr("fp8_config.fp8_recipe: DelayedScaling -> Float8BlockScaling"));
-    go_on(keys(3, {"config_kwargs.num_layers_at_start_in_bf16=1"}), 7);
+    go_on(keys(3, {"config_kwargs.num_layers_at_start_in_bf16=1"}), 8);
     EXPECT_THAT(notes(), HasSubstr("amax histories begin anew"));
-    go_on(keys(3, {"fp8_config.fp8_recipe_kwargs.amax_history_len=5"}), 8);
+    go_on(keys(3, {"fp8_config.fp8_recipe_kwargs.amax_history_len=5"}), 9);
     EXPECT_THAT(notes(), HasSubstr("num_layers_at_start_in_bf16: 1 -> (unset)")) << "a key that went";
 }
 
