@@ -28,18 +28,18 @@ namespace {
 
 constexpr int64_t kFewPieces = 64;  // below, heads of a group are pieces of their own
 
-// Exponentials of a tile's scores in place (panels of `rows` keys), zeros where a query doesn't see a key,
-// and the statistics of each query brought up to date. `rescale`: what the sums so far were multiplied by. A
-// score that isn't finite makes its query's sum NaN.
+// Exponentials of a tile's scores times `scale` in place (panels of `rows` keys), zeros where a query doesn't
+// see a key, and the statistics of each query brought up to date. `rescale`: what the sums so far were
+// multiplied by. A score that isn't finite makes its query's sum NaN.
 struct SoftmaxBody {
     template <Isa isa>
     MOEBIUS_INLINE static void run(Band band, Range queries, Range keys, float* scores, int64_t rows,
-                                   float* highest, float* sums, float* rescale) {
+                                   float scale, float* highest, float* sums, float* rescale) {
         for (int64_t lanes = 0; lanes < queries.size(); lanes += kLanes) {
             const int64_t query = queries.begin + lanes;
             float* column = scores + panel_offset<isa>(lanes, rows) - keys.begin * kPanel<isa>;
             const auto score = [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
-                return load_panel<isa>(column + key * kPanel<isa>, rows);
+                return load_panel<isa>(column + key * kPanel<isa>, rows) * scale;
             };
             const F16 before = load(highest + lanes);
             F16 high = before, nothing{};
@@ -117,7 +117,8 @@ class Forward {
           width_(round_up(head_dim_, kLanes)),
           tile_(keys_of_tile(isa)),
           group_(args.q.size(1) / args.k.size(1)),
-          heads_(group_) {}
+          heads_(group_),
+          scale_(args.shape.scale) {}
 
     void run(const Exec& exec);
 
@@ -157,6 +158,7 @@ class Forward {
     int64_t tile_;   // keys of a tile
     int64_t group_;  // query heads of a kv head
     int64_t heads_;  // of them in a piece, which share its packed keys and values
+    SplitScale scale_;
 };
 
 Forward::Buffers Forward::carve(Carver& carver) const {
@@ -178,7 +180,7 @@ void Forward::begin_head(const Sequence& sequence, Range queries, int64_t head, 
                          const Buffers& b) const {
     const T* q = head_at<T>(args_.q, sequence.begin + queries.begin, head);
     with_isa<LoadRowsBody>(isa_, q, args_.q.stride[0], b.rows, width_, queries.size(), kQueries, head_dim_,
-                           args_.shape.scale);
+                           scale_.power);
     pack_right(isa_, true, head_dim_, kQueries, b.rows, width_, b.packed + part * packed_floats());
     std::fill_n(b.out + part * out_floats(), out_floats(), 0.0f);
     std::fill_n(b.maximum + part * kQueries, kQueries, kLowest);
@@ -192,8 +194,8 @@ void Forward::add_keys(Band band, Range queries, Range keys, Left values, int64_
     const Right packed{b.packed + part * packed_floats(), head_dim_ * columns};
     tile_scores(isa_, band, queries, keys, {b.keys, row_stride()}, packed, head_dim_, {b.scores, columns},
                 strip_stride);
-    with_isa<SoftmaxBody>(isa_, band, queries, keys, b.scores, tile_, b.maximum + part * kQueries,
-                          b.sum + part * kQueries, b.rescale);
+    with_isa<SoftmaxBody>(isa_, band, queries, keys, b.scores, tile_, scale_.rest,
+                          b.maximum + part * kQueries, b.sum + part * kQueries, b.rescale);
     with_isa<RescaleBody>(isa_, out, head_dim_, queries.size(), static_cast<const float*>(b.rescale));
     add_transposed(isa_, band, queries, keys, values, {b.scores, strip_stride}, head_dim_, out);
 }

@@ -12,12 +12,13 @@ namespace {
 constexpr int64_t kPieces = 16;     // as many at least, if there is work for them
 constexpr int64_t kMostChunks = 8;  // of a sequence's keys
 
-// scores → p = e^(score − lse), dscores (from dp) → p · (dp − delta), both (keys, kQueries); zeros where a
-// query doesn't see a key. dscores once more to `panels` (of `rows` keys), the right operand of dq.
+// scores → p = e^(score · scale − lse), dscores (from dp) → p · (dp − delta), both (keys, kQueries); zeros
+// where a query doesn't see a key. dscores once more to `panels` (of `rows` keys), the right operand of dq.
 struct ScoreGradientBody {
     template <Isa isa>
     MOEBIUS_INLINE static void run(Band band, Range queries, Range keys, float* scores, float* dscores,
-                                   float* panels, int64_t rows, const float* lse, const float* delta) {
+                                   float* panels, int64_t rows, float scale, const float* lse,
+                                   const float* delta) {
         for (int64_t lanes = 0; lanes < queries.size(); lanes += kLanes) {
             const int64_t query = queries.begin + lanes;
             const int64_t origin = lanes - keys.begin * kQueries;
@@ -32,12 +33,12 @@ struct ScoreGradientBody {
                 band, {query, query + kLanes}, keys,
                 [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
                     const I16 seen = visible(query, key, band.window);
-                    const F16 p = exp_below_one(load(scores + origin + key * kQueries) - log_sum);
+                    const F16 p = exp_below_one(load(scores + origin + key * kQueries) * scale - log_sum);
                     const F16 ds = p * (load(dscores + origin + key * kQueries) - mean);
                     keep(key, select(seen, p, F16{}), select(seen, ds, F16{}));
                 },
                 [&](int64_t key) MOEBIUS_ATTENTION_LAMBDA {
-                    const F16 p = exp_below_one(load(scores + origin + key * kQueries) - log_sum);
+                    const F16 p = exp_below_one(load(scores + origin + key * kQueries) * scale - log_sum);
                     keep(key, p, p * (load(dscores + origin + key * kQueries) - mean));
                 });
             for (int64_t key = keys.begin; key < std::min(any.begin, keys.end); ++key)
@@ -106,7 +107,8 @@ class Backward {
           width_(round_up(head_dim_, 2 * kLanes)),
           columns_(round_up(head_dim_, tile_columns(isa))),
           group_(args.q.size(1) / args.k.size(1)),
-          tile_(keys_of_tile(isa)) {}
+          tile_(keys_of_tile(isa)),
+          scale_(args.shape.scale) {}
 
     void run(const Exec& exec);
 
@@ -149,6 +151,7 @@ class Backward {
     int64_t columns_;  // head_dim in whole register tiles
     int64_t group_;    // query heads of a kv head
     int64_t tile_;     // keys of a tile
+    SplitScale scale_;
 };
 
 Backward::Buffers Backward::carve(Carver& carver, int64_t most_keys) const {
@@ -230,7 +233,7 @@ void Backward::load_queries(const Piece& p, Range queries, int64_t head, const B
     const int64_t first = p.sequence.begin + queries.begin, count = queries.size();
     const T* q = head_at<T>(args_.q, first, head);
     with_isa<LoadRowsBody>(isa_, q, args_.q.stride[0], b.rows, width_, count, kQueries, head_dim_,
-                           args_.shape.scale);
+                           scale_.power);
     pack_right(isa_, true, head_dim_, kQueries, b.rows, width_, b.packed_q);
     pack_right(isa_, false, count, head_dim_, b.rows, width_, b.right_q);
 
@@ -265,11 +268,11 @@ void Backward::add_tile(const Piece& p, Band band, Range queries, Range all, int
                 {b.scores, kQueries}, columns);
     tile_scores(isa_, band, queries, keys, v, {b.packed_dout, head_dim_ * columns}, head_dim_,
                 {b.dscores, kQueries}, columns);
-    with_isa<ScoreGradientBody>(isa_, band, queries, keys, b.scores, b.dscores, b.panels, tile_,
+    with_isa<ScoreGradientBody>(isa_, band, queries, keys, b.scores, b.dscores, b.panels, tile_, scale_.rest,
                                 static_cast<const float*>(b.lse), static_cast<const float*>(b.delta));
     add_plain(isa_, band, queries, keys, b.scores, {b.right_dout, queries_depth}, columns_,
               {b.dv + row * width_, width_});
-    // The scale is in right_q already.
+    // A part of the scale is in right_q already, the rest comes when dk is stored.
     add_plain(isa_, band, queries, keys, b.dscores, {b.right_q, queries_depth}, columns_,
               {b.dk + row * width_, width_});
     add_transposed(isa_, band, queries, keys, k_transposed, {b.panels, tile_ * columns}, head_dim_, b.dq);
@@ -304,7 +307,7 @@ void Backward::piece(const Piece& p, float* partials, const Buffers& b) const {
     T* dk = head_at<T>(args_.dk, first, p.kv_head);
     T* dv = head_at<T>(args_.dv, first, p.kv_head);
     with_isa<StoreRowsBody>(isa_, static_cast<const float*>(b.dk), width_, dk, args_.dk.stride[0],
-                            p.keys.size(), head_dim_, &one, int64_t{0});
+                            p.keys.size(), head_dim_, &scale_.rest, int64_t{0});
     with_isa<StoreRowsBody>(isa_, static_cast<const float*>(b.dv), width_, dv, args_.dv.stride[0],
                             p.keys.size(), head_dim_, &one, int64_t{0});
 }

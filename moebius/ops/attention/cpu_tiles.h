@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "moebius/base/checked.h"
@@ -88,6 +89,18 @@ struct LoadRowsBody {
         for (int64_t row = count; row < padded; ++row) {
             for (int64_t j = 0; j < width; j += kLanes) store(to + row * to_stride + j, F16{});
         }
+    }
+};
+
+// A scale of scores as two factors: queries times a power of two are exact, so that products of bf16 are too,
+// and a factor from 1 to 2 is left for the sums.
+struct SplitScale {
+    float power, rest;
+
+    explicit SplitScale(float scale) {
+        int exponent = 0;
+        rest = 2 * std::frexp(scale, &exponent);
+        power = std::ldexp(1.0f, exponent - 1);
     }
 };
 
