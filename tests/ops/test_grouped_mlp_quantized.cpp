@@ -68,6 +68,24 @@ TEST(GroupedMlpQuantized, SaysWhyNotOnHopper) {
     EXPECT_THAT(observed.reason(), testing::HasSubstr("statistics"));
 }
 
+TEST(GroupedMlpQuantized, SaysWhyNotWithGivenScalesOnHopper) {
+    const auto reason = [](const Forward& forward) {
+        return sm90::why_not_mlp_quantized_given(forward.args, forward.exec);
+    };
+    Forward given({}, ScaleKind::Tensor);
+    EXPECT_EQ(reason(given), "takes scales that are known before, not those of the activation's own amax");
+    given.args.activation.rule = {.scale = given.seen, .observed_amax = given.seen};
+    EXPECT_EQ(reason(given), "");
+    given.args.activation.rule.counts = given.seen;
+    EXPECT_EQ(reason(given), "counts no codes");
+    given.args.activation.rule = {.amax = given.seen};
+    EXPECT_EQ(reason(given), "");
+    EXPECT_EQ(reason(Forward()), "takes scales of kind tensor, not block128");
+    Forward narrow({.intermediate = 192}, ScaleKind::Tensor);
+    narrow.args.activation.rule.scale = narrow.seen;
+    EXPECT_EQ(reason(narrow), "intermediate size 192 is not a multiple of 128");
+}
+
 TEST(GroupedMlpQuantized, SaysWhyNotOnBlackwell) {
     constexpr ScaleKind kMx = ScaleKind::MX32;
     const auto reason = [](const Forward& forward) {

@@ -137,6 +137,13 @@ Case forward_case(const Problem& p) {
     Case c = case_of(p, "grouped_mlp_quantized");
     c.tensors.push_back(output(p, "c", 2 * p.intermediate));
     c.tensors.push_back(output(p, "y", p.hidden));
+    if (p.given) {
+        // Of numbers in bf16, each right to a unit in its last place.
+        c.tensors.push_back({.name = "observed",
+                             .shape = {p.experts()},
+                             .role = Role::Output,
+                             .roundings = int64_t{1} << 32});
+    }
     if (p.weights_kept) {
         kept_gate_up(p, Direction::Row).add_tensors(p, c);
         kept_down(p, Direction::Row).add_tensors(p, c);
@@ -210,6 +217,10 @@ void add_bench(std::vector<Case>& cases) {
                 add(cases, p);
                 for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].large = large;
             }
+            if (scale != ScaleKind::Tensor) continue;
+            p.given = true;
+            cases.push_back(forward_case(p));
+            cases.back().large = large;
         }
     }
 }
@@ -253,11 +264,22 @@ void grouped_mlp_quantized_cases(std::vector<Case>& cases) {
         add(cases, p);
         p.overwrite = true;
         cases.push_back(backward_case(p));
+        if (scale != ScaleKind::Tensor) continue;
+        p = {.scale = scale, .splits = {"tiles", {130, 0, 9}, 150}, .hidden = 272, .intermediate = 384};
+        p.given = true;
+        add(cases, p);
+        p.options = {.kind = GluKind::ClampedQuickGeGlu};
+        p.scales = false;
+        p.index = DType::I32;
+        cases.push_back(forward_case(p));
     }
     // More than two tiles a block of any card.
     NamedSplits two_each{"two_tiles_each", {}, 380};
     for (int64_t e = 0; e < 40; ++e) two_each.sizes.push_back(5 + e % 9);
     add(cases, {.scale = ScaleKind::MX32, .splits = two_each, .hidden = 32, .intermediate = 1024});
+    Problem known{.scale = ScaleKind::Tensor, .splits = two_each, .hidden = 32, .intermediate = 1024};
+    known.given = true;
+    cases.push_back(forward_case(known));
     add_bench(cases);
 }
 

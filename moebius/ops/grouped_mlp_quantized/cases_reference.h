@@ -117,6 +117,7 @@ void forward(H& h, const Problem& p) {
         auto down = part_of<Real>(h, "down", e * hidden, hidden, inner)
                         .through(p.format(plain, Direction::Row, true));
         Part<Real> c(rows, 2 * inner), activation(rows, inner);
+        if (p.given) h["observed"][e] = 0;
         multiply<Real>(
             rows, 2 * inner, hidden, [&](int64_t i, int64_t q) { return x.at(i, q); },
             [&](int64_t j, int64_t q) { return gate_up.at(j, q); },
@@ -128,6 +129,7 @@ void forward(H& h, const Problem& p) {
             for (int64_t j = 0; j < inner; ++j) {
                 const auto pair = glu<Real>(c.at(i, p.gate(j)), c.at(i, p.up(j)), p.options);
                 activation.at(i, j) = stored(scale * pair.value, p.dtype);
+                if (p.given) h["observed"][e] = std::max(h["observed"][e], std::abs(activation.at(i, j)));
             }
         }
         auto codes = activation.through(p.format(plain, Direction::Row, false), given_scale(h, p, e));

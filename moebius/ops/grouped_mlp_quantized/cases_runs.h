@@ -143,7 +143,7 @@ inline void run_forward(const Problem& p, const Views& v, const Exec& exec, cons
                            .split_sizes = in.split_sizes,
                            .activation = {.row = activation.row(),
                                           .column = activation.column(),
-                                          .rule = {.scale = v["given"]}},
+                                          .rule = {.scale = v["given"], .observed_amax = v["observed"]}},
                            .c = v["c"],
                            .y = v["y"],
                            .fast_accumulation = p.fast},

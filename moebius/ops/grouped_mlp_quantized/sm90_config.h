@@ -9,5 +9,7 @@ namespace moebius::ops::sm90 {
 
 // The first reason against the fused kernel, with its values, or "".
 std::string why_not_mlp_quantized(const GroupedMlpQuantizedArgs& args, const Exec& exec);
+// The same of the one with an expert's scale that is known before (DelayedScaling).
+std::string why_not_mlp_quantized_given(const GroupedMlpQuantizedArgs& args, const Exec& exec);
 
 }  // namespace moebius::ops::sm90

@@ -5,17 +5,20 @@
 // one of 128 down a column both lie in it: the two warpgroups' sums are its upper and lower 64 rows, columns
 // 0 … 127 the gates, 128 … 255 the ups. First by rows: C, the activation and its codes along the row, while
 // the columns' largest magnitudes are found; then by columns: codes that lie transposed, the rows that pad an
-// expert's last block zeros.
+// expert's last block zeros. With an expert's one scale, which is known before, nothing has to be found for
+// the codes; the largest magnitude is found for whoever makes the next step's scale of it.
 #pragma once
 
 #include "moebius/ops/grouped_gemm_quantized/sm90_product.cuh"
 #include "moebius/ops/grouped_mlp/sm90_matrix.cuh"
+#include "moebius/ops/quantize/any_tiles.cuh"
 #include "moebius/ptx/float8.h"
 #include "moebius/ptx/glu.h"
 
 namespace moebius::ops::sm90::quantized {
 
-template <bool kClamped>
+// kGiven: scales of whole tensors, from Args::given; else of blocks of 128.
+template <bool kClamped, bool kGiven>
 struct QuantizeActivation : PlainEpilogue {
     static constexpr bool kFinishes = true;
     static constexpr int kLoaderRegisters = 72, kGroupRegisters = 216;
@@ -28,6 +31,7 @@ struct QuantizeActivation : PlainEpilogue {
         int64_t columns, padded, row_scales;
         const float* scales;  // (capacity), null: 1
         float epsilon;
+        cuda::tiles::Quantize given;  // kGiven: each expert's scale or amax, where to observe
         ptx::GluConstants constants;
     };
     // What the warps know of a tile.
@@ -37,6 +41,7 @@ struct QuantizeActivation : PlainEpilogue {
         int64_t row_block;      // blocks of 128 rows before this one, of all experts
         uint32_t most;          // in shared memory: largest magnitudes of the columns, 256 bytes a warp
         uint32_t staging;       // the first group's
+        float scale;            // kGiven
     };
 
     __device__ static ptx::BlockScale scale_of(const Args& args, float amax) {
@@ -51,11 +56,12 @@ struct QuantizeActivation : PlainEpilogue {
                static_cast<uint32_t>((chunk % 8) ^ turn) * 16;
     }
 
-    // By rows, half a warp each.
-    __device__ static void write_rows(const Args& args, const Tile& tile) {
+    // By rows, half a warp each. Returns the largest magnitude of the lane's pairs, of kGiven alone.
+    __device__ static uint32_t write_rows(const Args& args, const Tile& tile) {
         const int chunk = tile.lane % 16, column = tile.column + 8 * chunk;
         const uint32_t box = static_cast<uint32_t>(chunk / 8) * kBoxBytes;
         uint32_t most[4] = {};
+        [[maybe_unused]] uint32_t most_of_all = 0;
         const auto row_scale = [&](int row) {
             return row >= tile.rows         ? 0.0f
                    : args.scales == nullptr ? 1.0f
@@ -99,16 +105,21 @@ struct QuantizeActivation : PlainEpilogue {
                 activation.pairs[i] = exists ? ptx::pack_bf16(low, high) : 0u;
                 const uint32_t magnitude = activation.pairs[i] & 0x7FFF7FFFu;
                 largest = ptx::max_bf16(largest, magnitude);
-                most[i] = ptx::max_bf16(most[i], magnitude);
+                if constexpr (!kGiven) most[i] = ptx::max_bf16(most[i], magnitude);
             }
             ptx::store_shared(
                 place_of(staging, inner, chunk),
                 uint4{activation.pairs[0], activation.pairs[1], activation.pairs[2], activation.pairs[3]});
+            ptx::BlockScale own;
+            if constexpr (kGiven) {
+                own.scale = tile.scale;
+                most_of_all = ptx::max_bf16(most_of_all, largest);
+            } else {
 #pragma unroll
-            for (int step = 8; step > 0; step /= 2)
-                largest = ptx::max_bf16(largest, __shfl_xor_sync(~0u, largest, step));
-            const ptx::BlockScale own =
-                scale_of(args, fmaxf(ptx::low_bf16(largest), ptx::high_bf16(largest)));
+                for (int step = 8; step > 0; step /= 2)
+                    largest = ptx::max_bf16(largest, __shfl_xor_sync(~0u, largest, step));
+                own = scale_of(args, fmaxf(ptx::low_bf16(largest), ptx::high_bf16(largest)));
+            }
             if (!exists) continue;
             gate.store(args.gate.at(tile.row + row, column));
             up.store(args.up.at(tile.row + row, column));
@@ -117,15 +128,18 @@ struct QuantizeActivation : PlainEpilogue {
             for (int i = 0; i < 4; ++i) pairs[i] = code_pair(activation.pairs[i], own.scale);
             *reinterpret_cast<uint2*>(args.row + (tile.row + row) * args.columns + column) = {
                 pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
-            if (chunk == 0)
+            if (!kGiven && chunk == 0)
                 args.row_scale[tile.column / 128 * args.row_scales + tile.row + row] = own.inverse;
         }
+        if constexpr (!kGiven) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) most[i] = ptx::max_bf16(most[i], __shfl_xor_sync(~0u, most[i], 16));
-        if (tile.lane < 16) {
-            ptx::store_shared(tile.most + static_cast<uint32_t>(tile.warp * 256 + chunk * 16),
-                              uint4{most[0], most[1], most[2], most[3]});
+            for (int i = 0; i < 4; ++i) most[i] = ptx::max_bf16(most[i], __shfl_xor_sync(~0u, most[i], 16));
+            if (tile.lane < 16) {
+                ptx::store_shared(tile.most + static_cast<uint32_t>(tile.warp * 256 + chunk * 16),
+                                  uint4{most[0], most[1], most[2], most[3]});
+            }
         }
+        return most_of_all;
     }
 
     __device__ static uint32_t code_pair(uint32_t pair, float scale) {
@@ -138,15 +152,20 @@ struct QuantizeActivation : PlainEpilogue {
         const int part = tile.lane % 4;
         for (int chunk = tile.warp; chunk < 16; chunk += kFinishers) {
             const int inner = 8 * chunk + tile.lane / 4, column = tile.column + inner;
-            float amax = 0.0f;
+            ptx::BlockScale own;
+            if constexpr (kGiven) {
+                own.scale = tile.scale;
+            } else {
+                float amax = 0.0f;
 #pragma unroll
-            for (int warp = 0; warp < kFinishers; ++warp) {
-                const uint32_t pair =
-                    ptx::load_shared_word(tile.most + static_cast<uint32_t>(warp * 256 + inner / 2 * 4));
-                amax = fmaxf(amax, inner % 2 == 0 ? ptx::low_bf16(pair) : ptx::high_bf16(pair));
+                for (int warp = 0; warp < kFinishers; ++warp) {
+                    const uint32_t pair =
+                        ptx::load_shared_word(tile.most + static_cast<uint32_t>(warp * 256 + inner / 2 * 4));
+                    amax = fmaxf(amax, inner % 2 == 0 ? ptx::low_bf16(pair) : ptx::high_bf16(pair));
+                }
+                own = scale_of(args, amax);
+                if (part == 0) args.column_scale[tile.row_block * args.columns + column] = own.inverse;
             }
-            const ptx::BlockScale own = scale_of(args, amax);
-            if (part == 0) args.column_scale[tile.row_block * args.columns + column] = own.inverse;
             uint8_t* to = args.column + column * args.padded + tile.row_block * 128 + 16 * part;
 #pragma unroll
             for (int group = 0; group < kGroups; ++group) {
@@ -173,6 +192,23 @@ struct QuantizeActivation : PlainEpilogue {
         }
     }
 
+    // The scales beside the codes, also of experts without rows. By one warp of the first block.
+    __device__ static void store_given_scales(const Args& args, int experts, int lane) {
+        for (int expert = lane; expert < experts; expert += 32) {
+            const float inverse = cuda::tiles::scale_of_expert(args.given, expert).inverse;
+            args.row_scale[expert] = inverse;
+            if (args.column != nullptr) args.column_scale[expert] = inverse;
+        }
+    }
+    // By a warp. Magnitudes are ordered as their bits are.
+    __device__ static void observe(const Args& args, int expert, int lane, uint32_t most) {
+        if (args.given.observed == nullptr) return;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) most = ptx::max_bf16(most, __shfl_xor_sync(~0u, most, step));
+        const float amax = fmaxf(ptx::low_bf16(most), ptx::high_bf16(most));
+        if (lane == 0) atomicMax(args.given.observed + expert, __float_as_uint(amax));
+    }
+
     // A warp of kFinishers.
     __device__ static void finish_tiles(const ProductArgs& product, const Args& args,
                                         const detail::Shared& shared, int warp) {
@@ -185,6 +221,7 @@ struct QuantizeActivation : PlainEpilogue {
         uint32_t parities = 0, turn = 0;  // parities: a bit a group
         int expert = 0, begin = 0;  // whose blocks have been counted, and where the next one's rows begin
         int64_t row_blocks = 0;
+        if (kGiven && blockIdx.x == 0 && warp == 0) store_given_scales(args, product.plan.experts, tile.lane);
         for (TileUnit unit; walk.next(unit);) {
             while (expert < unit.expert) {
                 const int end = shared.row_ends[expert];
@@ -196,6 +233,7 @@ struct QuantizeActivation : PlainEpilogue {
             tile.rows = min(kTileRows, unit.row_end - tile.row);
             tile.column = unit.column_unit * kHalfColumns;
             tile.row_block = row_blocks + unit.row_unit;
+            if constexpr (kGiven) tile.scale = cuda::tiles::scale_of_expert(args.given, unit.expert).scale;
             tile.most = shared.base + kFinishingAt + turn * (kFinishingBytes / 2);
             turn ^= 1;  // a warp may begin the next tile while another reads this one's
             const int groups = tile.rows <= kGroupRows ? 1 : kGroups;
@@ -203,7 +241,8 @@ struct QuantizeActivation : PlainEpilogue {
                 ptx::barrier_wait(shared.staged(group), (parities >> group) & 1);  // partner: the warpgroup
                 parities ^= 1u << group;
             }
-            write_rows(args, tile);
+            const uint32_t most = write_rows(args, tile);
+            if constexpr (kGiven) observe(args, unit.expert, tile.lane, most);
             ptx::named_barrier_wait(kBarrier, kFinishers * 32);  // partner: the finishing warps
             if (args.column != nullptr) write_columns(args, tile);
             __syncwarp();
