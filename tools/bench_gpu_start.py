@@ -15,15 +15,10 @@ class Start:
     def once(self):
         """Seconds until the program has trained its one step and ended: an upper bound of the first step's end."""
         with tempfile.TemporaryDirectory() as folder:
-            command = [self.options.bin / "moebius", "train", f"--config-path={ROOT / 'configs'}", "--config-name=L0_sanity", f"dataset.path={self.options.genome}"]
-            command += ["device=cuda", "num_train_steps=1", f"logger.run_dir={folder}/run", "checkpoint.save_final_model=false"]
-            command += ["validation.enabled=false", "dtype=bf16"]
-            begin = time.monotonic()
-            done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, timeout=60)
-            seconds = time.monotonic() - begin
-        if done.returncode != 0:
-            raise Failed(last_words(done.stderr or done.stdout))
-        return seconds
+            words = ["train", f"--config-path={ROOT / 'configs'}", "--config-name=L0_sanity", f"dataset.path={self.options.genome}"]
+            words += ["device=cuda", "num_train_steps=1", f"logger.run_dir={folder}/run", "checkpoint.save_final_model=false"]
+            words += ["validation.enabled=false", "dtype=bf16"]
+            return self.seconds_of(*words)
 
     def seconds_of(self, *words):
         begin = time.monotonic()
