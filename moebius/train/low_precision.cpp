@@ -18,28 +18,34 @@ using precision::ScaleSource;
 constexpr int64_t kRoles = 3;
 constexpr const char* kRoleNames[] = {"input", "weight", "grad_output"};
 
-precision::KeywordValue keyword_value(const std::string& key, const config::Literal& literal) {
-    const auto json = nlohmann::json::parse(literal.json, nullptr, false);
-    if (json.is_boolean()) return json.get<bool>();
-    if (json.is_number_integer()) return json.get<int64_t>();
-    if (json.is_number()) return json.get<double>();
-    if (json.is_string()) return json.get<std::string>();
-    throw Error(fmt::format("fp8_config.fp8_recipe_kwargs.{} = {} must be true, false, a number or text ({})",
-                            key, literal.json, literal.place));
-}
-
 std::string_view element_name(DType element) {
     return element == DType::F8E5M2 ? "E5M2" : "E4M3";
 }
 
 }  // namespace
 
+std::optional<precision::KeywordValue> keyword_value(const std::string& json) {
+    const auto value = nlohmann::json::parse(json, nullptr, false);
+    if (value.is_boolean()) return value.get<bool>();
+    if (value.is_number_integer()) return value.get<int64_t>();
+    if (value.is_number()) return value.get<double>();
+    if (value.is_string()) return value.get<std::string>();
+    return {};
+}
+
 nn::LowPrecisionOptions low_precision_options(const config::TrainConfig& c) {
     nn::LowPrecisionOptions options;
     if (c.fp8_config.fp8_recipe.empty()) return options;  // of a command that has no default
     precision::Keywords keywords;
-    for (const auto& [key, literal] : c.fp8_config.fp8_recipe_kwargs)
-        keywords[key] = keyword_value(key, literal);
+    for (const auto& [key, literal] : c.fp8_config.fp8_recipe_kwargs) {
+        const auto value = keyword_value(literal.json);
+        if (!value) {
+            throw Error(
+                fmt::format("fp8_config.fp8_recipe_kwargs.{} = {} must be true, false, a number or text ({})",
+                            key, literal.json, literal.place));
+        }
+        keywords[key] = *value;
+    }
     // Made where it is not used too: a keyword that is wrong is an error, never ignored.
     auto recipe = precision::make_recipe(c.fp8_config.fp8_recipe, c.fp8_config.fp8_format, keywords);
     if (!c.fp8_config.enabled) return options;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory_resource>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,9 @@
 #include "moebius/models/model.h"
 
 namespace moebius::train {
+
+// An option of a recipe from its JSON; nothing: it is not true, false, a number or text.
+std::optional<precision::KeywordValue> keyword_value(const std::string& json);
 
 // Throws Error naming key and value: no such recipe, keywords that it does not have or that do not fit.
 nn::LowPrecisionOptions low_precision_options(const config::TrainConfig& c);

@@ -11,6 +11,7 @@
 
 #include "moebius/base/error.h"
 #include "moebius/precision/recipe.h"
+#include "moebius/train/low_precision.h"
 
 namespace moebius::train {
 namespace {
@@ -96,14 +97,6 @@ bool is_about_the_beginning(const std::string& key) {
            key == "use_megatron_scaled_init" || key.ends_with(".preserve_high_precision_init_val");
 }
 
-precision::KeywordValue keyword_value(const std::string& text) {
-    const Json json = Json::parse(text, nullptr, false);
-    if (json.is_boolean()) return json.get<bool>();
-    if (json.is_number_integer()) return json.get<int64_t>();
-    if (json.is_number()) return json.get<double>();
-    return json.is_string() ? json.get<std::string>() : text;
-}
-
 // Drops the options of the recipe that are as they would be unset.
 void drop_defaults(std::map<std::string, std::string>& keys) {
     const std::string kFormat = "fp8_config.fp8_format", kOptions = "fp8_config.fp8_recipe_kwargs.";
@@ -111,7 +104,7 @@ void drop_defaults(std::map<std::string, std::string>& keys) {
         precision::Keywords keywords;
         for (const auto& [key, value] : keys) {
             if (key.starts_with(kOptions) && key != without)
-                keywords[key.substr(kOptions.size())] = keyword_value(value);
+                keywords[key.substr(kOptions.size())] = keyword_value(value).value_or(value);
         }
         const bool has_format = keys.count(kFormat) > 0 && without != kFormat;
         return precision::make_recipe(value_of(keys, "fp8_config.fp8_recipe"),
