@@ -15,6 +15,7 @@ runs. A part that fails is left out and its reason printed. --quick tries everyt
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -37,9 +38,8 @@ class Bench:
         self.options = options
         self.begin = time.monotonic()
         self.deadline = self.begin + options.limit
-        card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-        self.card = card_of_machine(card)
-        self.meter = Meter(card)
+        self.index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+        self.meter = None
         self.builds = {}  # (commit, dirty): None, of our programs
         self.toolkit = ""
         self.torch = None
@@ -52,6 +52,11 @@ class Bench:
     def fail(self, what, error):
         self.failures.append(f"{what}: {error}")
         note(f"left out: {self.failures[-1]}")
+
+    # Nothing may ask the driver for the card before the first process whose start is timed, so this and `meter` come later.
+    @functools.cached_property
+    def card(self):
+        return card_of_machine(self.index)
 
     # --- both sides
 
@@ -157,15 +162,18 @@ class Bench:
             print("  ".join(cells).rstrip())
 
     def run(self):
-        self.start_torch()
         try:
             for topic in self.options.only:
+                if topic != "start" and self.meter is None:
+                    self.meter = Meter(self.index)
+                    self.start_torch()
                 try:
                     TOPICS[topic](self).run()
                 except Exception as error:  # one topic's trouble is not the other's
                     self.fail(topic, f"{type(error).__name__}: {error}")
         finally:
-            self.meter.end()
+            if self.meter:
+                self.meter.end()
             if self.torch:
                 self.torch.end()
         self.add_limits()

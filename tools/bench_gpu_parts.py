@@ -12,7 +12,8 @@ import sys
 PARTS = {
     "experts": r"grouped_product|grouped_mlp",
     "attention": r"attention|sdpa|cudnn",
-    "optimizer": r"adamw|squares|clip_factor",
+    "AdamW": r"adamw",
+    "norm's squares": r"squares|clip_factor",
     "quantization": r"quantize|tensor_amax|delayed_scaling|scaled_glu",
     "permutation": r"gather_rows|combine_rows|permute|router|keys_any|scan_sizes|scan_pieces",
     "dense products": r"nvjet|cublas|gemm|split_f32|add_parts",
@@ -43,21 +44,26 @@ def part_of(name):
 
 
 def parts(events, steps=3):
-    """Of the last steps: {"parts_ms": {part: ms a step}, "busy_ms", "step_ms", "kernels"}; None where no step repeats."""
+    """Of the last steps: {"parts_ms": {part: ms a step}, "busy_ms", "step_ms", "kernels", "adamw_ms": [of each step]}; None where no step repeats."""
     period = period_of(events)
     steps = min(steps, len(events) // period - 1) if period else 0
     if steps < 1:
         return None
     last = events[-steps * period :]
     sums, busy, until = collections.Counter(), 0, 0
-    for start, end, name in last:
-        sums[part_of(name)] += (end - start) / steps / 1e6
+    adamw = [0.0] * steps
+    for number, (start, end, name) in enumerate(last):
+        part = part_of(name)
+        sums[part] += (end - start) / steps / 1e6
+        if part == "AdamW":
+            adamw[number // period] += (end - start) / 1e6
         busy += max(0, end - max(start, until)) / steps / 1e6
         until = max(until, end)
     # From the end of the step before to the end of the last: what lies between steps counts.
     before = max(end for _, end, _ in events[: -steps * period])
     figures = {part: round(sums[part], 3) for part in (*PARTS, "rest") if sums[part]}
-    return {"parts_ms": figures, "busy_ms": round(busy, 3), "step_ms": round((until - before) / steps / 1e6, 3), "kernels": period}
+    return {"parts_ms": figures, "busy_ms": round(busy, 3), "step_ms": round((until - before) / steps / 1e6, 3), "kernels": period,
+            "adamw_ms": [round(ms, 4) for ms in adamw]}
 
 
 def longest(events, count=25):

@@ -31,7 +31,6 @@ class Kind:
     micro_batches: int = 1
     recipe: str = ""  # of low precision: one of RECIPES
     experts: tuple = ("grouped_mm", "eager")
-    parts: bool = False  # a run under a tracer says what the step consists of
 
     @property
     def name(self):
@@ -40,9 +39,9 @@ class Kind:
 
 
 STEPS = [
-    Kind("8x7b_2l", parts=True),
-    Kind("fine_64e_4l", parts=True),
-    *(Kind(shape, recipe=recipe, experts=(), parts=recipe == "fp8_block") for recipe in RECIPES for shape in SHAPES),
+    Kind("8x7b_2l"),
+    Kind("fine_64e_4l"),
+    *(Kind(shape, recipe=recipe, experts=()) for recipe in RECIPES for shape in SHAPES),
     Kind("8x7b_2l", micro_batches=4, experts=("grouped_mm",)),
     Kind("8x7b_2l", recipe="fp8_block", micro_batches=4, experts=()),
     Kind("8x7b_2l", recipe="fp8_block", compared=False, experts=()),
@@ -84,10 +83,11 @@ class Steps:
         with tempfile.TemporaryDirectory() as folder:
             trace = pathlib.Path(folder) / "trace"
             environment = {"CUDA_INJECTION64_PATH": str(tracer), "MOEBIUS_KERNEL_TIMES": str(trace)}
-            program = Process("moebius_bench, traced", self.command(kind, mode, 6, 6), environment)
+            steps = 4 if kind.micro_batches > 1 else 11
+            program = Process("moebius_bench, traced", self.command(kind, mode, 5, steps), environment)
             while program.next(self.bench.deadline):
                 pass
-            found = bench_gpu_parts.parts(bench_gpu_parts.read(trace)) if trace.is_file() else None
+            found = bench_gpu_parts.parts(bench_gpu_parts.read(trace), steps - 1) if trace.is_file() else None
         if found is None:
             raise Failed("the trace shows no step that repeats")
         return found
@@ -124,7 +124,7 @@ class Steps:
             for name, (line, _) in theirs.items():
                 note(f"{case}: {name}: {line['median']:.2f} ms, {line.get('back_to_back', 0):.2f} queued ({self.bench.seconds()})")
             traced = {}
-            for mode in ours if kind.parts else ():
+            for mode in ours:
                 try:
                     traced[mode] = self.our_parts(kind, mode)
                 except Failed as error:
@@ -168,9 +168,12 @@ class Steps:
         more["shapes"] = {**shapes, "parameters": result["parameters"]}
         more["routing"] = "learned"
         more["kernels"] = kernels
+        adamw = (traced or {}).pop("adamw_ms", [])
         more["traced"] = traced or {}
         more["loss"] = [result.get("first_loss"), result.get("last_loss")]
         cases = [self.bench.case(f"train_step.{kind.name}", "ms", "lower", side(samples, variant=mode), at, **more)]
+        if len(adamw) >= 10 and not kind.recipe:
+            cases.append(self.adamw_case(kind, mode, result["parameters"], adamw))
         spread = result.get("enqueue_seconds", {})
         enqueue = result.get("enqueue_samples")
         if enqueue:
@@ -182,3 +185,11 @@ class Steps:
             return cases
         nodes = {"graph_nodes": result.get("graph_nodes"), "shapes": more["shapes"], "routing": "learned"}
         return [*cases, self.bench.case(f"host_enqueue.{kind.name}", "ms", "lower", host, {}, **nodes)]
+
+    def adamw_case(self, kind, mode, parameters, adamw):
+        """AdamW on all parameters, in the step itself: the bytes that its operands have, each read or written once, over its kernels' time."""
+        # bf16 weights written; gradients read; masters (here the weights themselves, else fp32), m and v read and written.
+        of_one = 2 + 2 + 2 + 4 * 2 if kind.compared else 2 + 4 + 3 * 8
+        rates = [parameters * of_one / ms / 1e9 for ms in adamw]
+        about = {"shapes": {"parameters": parameters, "bytes_a_parameter": of_one}, "optimizer_state": {"ours": STATE[kind.compared]}}
+        return self.bench.case(f"adamw_in_step.{kind.name}", "TB/s", "higher", side(rates, variant=mode), {}, **about)

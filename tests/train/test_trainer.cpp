@@ -46,6 +46,40 @@ TEST_F(Trainer, ResumeIsBitForBit) {
     }
 }
 
+// A checkpoint of one device goes on on the other: the same weights to the bit, and a loss as that of the
+// device that it left.
+TEST_F(Trainer, TheOtherDeviceGoesOn) {
+    if (test_device() == "cpu") GTEST_SKIP() << "there is only one device";
+    const auto on = [](const char* device) { return std::string("device=") + device; };
+    const auto weights = [&](const std::string& name, const char* step) {
+        return read(folder_ / name / "checkpoints" / step / "model" / "model.safetensors");
+    };
+    for (const auto& [first, then] : {std::pair{"cpu", "cuda"}, std::pair{"cuda", "cpu"}}) {
+        for (const char* dtype : {"fp32", "bf16"}) {
+            const std::string name = std::string(first) + dtype;
+            const std::vector<std::string> keys = {std::string("dtype=") + dtype};
+            run(overrides(name + "whole", with(keys, {on(first)})));
+            const std::vector<Progress> whole = sink_.steps;
+
+            // A rate of zero leaves the weights as they are.
+            for (const char* part : {"parts", "still"})
+                run(overrides(name + part, with(keys, {on(first), "num_train_steps=4"})));
+            run(overrides(name + "still", with(keys, {on(then), "adamw_kwargs.lr=0"})));
+            const std::string before = weights(name + "still", "step_000004");
+            ASSERT_GT(before.size(), 1000u);
+            EXPECT_TRUE(before == weights(name + "still", "step_000006")) << name;
+
+            EXPECT_EQ(run(overrides(name + "parts", with(keys, {on(then)}))).first_step, 4);
+            ASSERT_EQ(sink_.steps.size(), 2u);
+            for (size_t i = 0; i < 2; ++i) {
+                EXPECT_NEAR(sink_.steps[i].loss, whole[4 + i].loss,
+                            dtype == std::string("fp32") ? 1e-4 : 2e-2)
+                    << name << " step " << 5 + i;
+            }
+        }
+    }
+}
+
 const std::vector<std::vector<std::string>> kStateOptions = {
     {"grad_dtype=bf16"},
     {"adamw_kwargs.state_dtype=bf16"},
