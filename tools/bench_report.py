@@ -174,6 +174,25 @@ def curves(root, prefix):
     return "\n## Loss curves\n" + text if text else ""
 
 
+def profiles(root):
+    """What Nsight Compute says of each kernel, or nothing."""
+    path = root / "bench/results/gpu_profile.json"
+    if not path.is_file():
+        return ""
+    text = "\n## Kernels under Nsight Compute\n\nOne launch each, from cold caches, clocks left alone ([gpu_profile.json](../bench/results/gpu_profile.json), "
+    text += "`tools/profile_kernels.py`); per cent of what the card can do. What bounds them: [kernels](kernels.md).\n\n"
+    text += "| case: kernel | µs | tensor pipe | DRAM: per cent, TB/s | L2 | issue slots | registers | most frequent stalls, per cent | commit |\n"
+    text += "|---|---|---|---|---|---|---|---|---|\n"
+    for row in json.loads(path.read_text(encoding="utf-8"))["kernels"]:
+        stalls = ", ".join(f"{name} {share}" for name, share in row.get("stalls_percent", {}).items())
+        cells = [number(row.get(key)) for key in ("us", "tensor_percent", "dram_percent", "l2_percent", "issue_percent", "registers")]
+        cells[2] += f", {number(row.get('dram_tb_per_s'))}"
+        commit = row["build"].split("(")[-1].rstrip(")")
+        variant = f" ({row['variant']})" if "variant" in row else ""
+        text += f"| `{row['case']}`{variant}: `{row['kernel']}` | " + " | ".join(cells) + f" | {stalls} | {commit} |\n"
+    return text
+
+
 def dense_of(cases):
     """cuBLAS's dense product of the largest experts' sizes, that ours was compared with: TFLOP/s, or None."""
     return next((case["limit"]["value"] for _, case in cases if case["case"] == "grouped_gemm.8x7b.fwd.bf16" and "limit" in case), None)
@@ -204,7 +223,7 @@ def other_runs(root, cases):
 def pages(root):
     """{path: text} of what is written."""
     cases = load(root / "bench/results")
-    performance = HEAD + "\n" + table(cases, "../") + other_runs(root, cases) + gpu_tests(root, "../") + curves(root, "../") + ("\n## How each was measured\n\n" + details(cases) if cases else "")
+    performance = HEAD + "\n" + table(cases, "../") + other_runs(root, cases) + gpu_tests(root, "../") + curves(root, "../") + profiles(root) + ("\n## How each was measured\n\n" + details(cases) if cases else "")
     readme = (root / "README.md").read_text(encoding="utf-8")
     if BEGIN not in readme or END not in readme:
         raise SystemExit(f"README.md has no place for figures ({BEGIN} … {END})")
@@ -281,7 +300,11 @@ def self_test():
         text = pages(root)[root / "docs/performance.md"]
         if "| block | 1.36000 (1.35000 to 1.37000, 3 seeds) | +0.00100 | yes |" not in text or "(../bench/results/curves/l0.svg)" not in text:
             failures.append(f"loss curves: {text}")
-    print("\n".join(failures) if failures else "bench_report: self-test, 9 cases: all as expected")
+        profile = {"case": "a/b", "kernel": "c<1>", "us": 2000, "dram_percent": 80, "registers": 40, "stalls_percent": {"wait": 9}, "build": "1 (012)"}
+        (root / "bench/results/gpu_profile.json").write_text(json.dumps({"kernels": [profile]}), encoding="utf-8")
+        if "| `a/b`: `c<1>` | 2,000 | – | 80, – | – | – | 40 | wait 9 | 012 |" not in pages(root)[root / "docs/performance.md"]:
+            failures.append(f"a kernel's profile: {pages(root)[root / 'docs/performance.md']}")
+    print("\n".join(failures) if failures else "bench_report: self-test, 10 cases: all as expected")
     return 1 if failures else 0
 
 

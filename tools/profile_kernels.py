@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -22,11 +23,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SECTIONS = ["SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats", "LaunchStats", "Occupancy"]
 STALL = "smsp__average_warps_issue_stalled_"
 
+# How long the tensor cores work, from best to last: no section has it, and names differ between cards. (Instructions of this pipe, which
+# a section does have, say nothing where one of them is a product of 64 x 256.)
+TENSOR = ("sm__pipe_tensor_cycles_active", "sm__pipe_tensor_op_gmma_cycles_active", "sm__pipe_tensor_op_hmma_cycles_active")
+
 # name in the result: (parts of the metric's name, all of which it has, alternatives from best to last), factor
 FIGURES = {
     "us": ([("gpu__time_duration.sum",)], 1e-3),
     "ghz": ([("sm__cycles_elapsed.avg.per_second",), ("smsp__cycles_elapsed.avg.per_second",)], 1e-9),
-    "tensor_percent": ([("sm__inst_executed_pipe_tensor", "pct"), ("sm__pipe_tensor", "pct")], 1),
+    "tensor_percent": ([("sm__pipe_tensor", "cycles_active", "pct")], 1),
     "issue_percent": ([("sm__inst_issued.avg.pct",), ("smsp__issue_active.avg.pct",), ("sm__inst_executed.avg.pct",), ("smsp__issue_active.avg.per_cycle_active",)], 1),
     "dram_percent": ([("gpu__dram_throughput.avg.pct",), ("dram__throughput.avg.pct",)], 1),
     "dram_tb_per_s": ([("dram__bytes.sum.per_second",)], 1e-12),
@@ -42,8 +47,13 @@ FIGURES = {
 CASES = [
     "router/", "router_backward/", "permutation/", "permute_scalars/", "gather_rows/", "combine_rows/", "rms_norm/bf16", "rms_norm_backward/bf16",
     "adamw/", "cross_entropy/bf16", "embedding/", "embedding_backward/", "rope/", "sum_of_squares/", "quantize/", "tensor_amax/",
-    "scaled_glu_quantize/", "scaled_glu_backward_quantize/", "grouped_gemm/", "grouped_gemm_quantized/", "grouped_mlp/",
-    "grouped_mlp_backward/", "grouped_mlp_quantized/", "attention/", "attention_backward/",
+    "scaled_glu_quantize/", "scaled_glu_backward_quantize/",
+    "grouped_gemm/forward.bf16_bf16.8_experts.", "grouped_gemm/wgrad.bf16_f32.8_experts.",
+    "grouped_gemm/forward.bf16_bf16.128_experts.", "grouped_gemm/wgrad.bf16_f32.128_experts.",
+    "grouped_gemm_quantized/forward.tensor.f8e4m3_f8e4m3_bf16.8_experts.", "grouped_gemm_quantized/forward.block128.f8e4m3_f8e4m3_bf16.8_experts.",
+    "grouped_gemm_quantized/wgrad.block128.f8e4m3_f8e4m3_f32.8_experts.", "grouped_mlp/bf16.8_", "grouped_mlp/bf16.64_",
+    "grouped_mlp_backward/bf16.8_", "grouped_mlp_backward/bf16.64_", "grouped_mlp_quantized/block128.", "grouped_mlp_quantized_backward/block128.",
+    "attention/bf16.2x8192x32x64", "attention_backward/bf16.2x8192x32x64", "attention/bf16.2x8192x32x128", "attention_backward/bf16.2x8192x32x128",
 ]  # fmt: skip
 
 
@@ -70,7 +80,7 @@ def launches_of(text):
 
 
 def figures_of(launch):
-    result = {"kernel": launch["kernel"].split("(")[0].replace("void ", "")[:120]}
+    result = {"kernel": re.sub(r"^void |<?unnamed>::|\(anonymous namespace\)::|moebius::ops::|moebius::", "", launch["kernel"]).split("(")[0][:120]}
     for figure, (choices, factor) in FIGURES.items():
         for parts in choices:
             found = [name for name in launch if all(part in name for part in parts)]
@@ -88,6 +98,13 @@ def figures_of(launch):
     return result
 
 
+def tensor_metric():
+    """--metrics of the first of TENSOR that this card has, or nothing."""
+    known = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True).stdout
+    found = [name for name in TENSOR if re.search(rf"^{name}\b", known, re.MULTILINE)]
+    return ["--metrics", f"{found[0]}.avg.pct_of_peak_sustained_elapsed"] if found else []
+
+
 def last_of_each(launches):
     by_kernel = {}
     for launch in launches:
@@ -103,8 +120,8 @@ def self_test():
 "lts__throughput.avg.pct_of_peak_sustained_elapsed","smsp__average_warps_issue_stalled_wait_per_issue_active.ratio",\
 "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"
 "","","","ns","hz","byte/s","%","inst","inst"
-"0","7","void first<int>(Args)","2,000","1500000000","3000000000000","50","1","3"
-"1","7","void first<int>(Args)","1,000","1500000000","3000000000000","60","1","3"
+"0","7","void <unnamed>::first<int>(Args)","2,000","1500000000","3000000000000","50","1","3"
+"1","7","void <unnamed>::first<int>(Args)","1,000","1500000000","3000000000000","60","1","3"
 "2","7","second(Args)","500","1.5e9","1e12","6","0","0"
 """.replace("\\\n", "")
     found = [figures_of(launch) for launch in last_of_each(launches_of(text))]
@@ -127,6 +144,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "bench/results/gpu_profile.json")
     parser.add_argument("--logs", type=pathlib.Path, default=ROOT / "build/logs")
     parser.add_argument("--limit", type=float, default=500)
+    parser.add_argument("--append", action="store_true", help="keep what FILE has of other cases")
     parser.add_argument("--list", action="store_true", help="the cases that would run")
     parser.add_argument("--self-test", action="store_true")
     options = parser.parse_args()
@@ -137,6 +155,7 @@ def main():
     # Those of the CPU's benchmark where an operation has no larger one.
     known = large + [name for name in names_of(bench, "--small") if name not in large]
     begin, results, build = time.monotonic(), [], ""
+    tensor = [] if options.list else tensor_metric()
     options.logs.mkdir(parents=True, exist_ok=True)
     for wanted in options.cases or CASES:
         part, _, variant = wanted.partition("=")
@@ -150,7 +169,7 @@ def main():
         if time.monotonic() - begin > options.limit:
             print(f"profile: no time left for {case}", flush=True)
             continue
-        command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--launch-count", "24"]
+        command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--launch-count", "24", *tensor]
         for section in SECTIONS:
             command += ["--section", section]
         command += [str(bench), case, "--runs", "1", "--check", "0"] + ([] if case in large else ["--small"])
@@ -174,8 +193,11 @@ def main():
         return 0
     card = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True).stdout.strip()
     about = {"card": card, "build": build, "date": time.strftime("%Y-%m-%d", time.gmtime())}
-    lines = ",\n".join(json.dumps({**figures, **about}) for figures in results)
-    options.out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    done = {figures["case"] for figures in results}
+    before = json.loads(options.out.read_text(encoding="utf-8"))["kernels"] if options.append and options.out.is_file() else []
+    kept = [figures for figures in before if figures["case"] not in done]
+    lines = ",\n".join(json.dumps(figures) for figures in [*kept, *({**figures, **about} for figures in results)])
+    options.out.write_text('{"kernels": [\n' + lines + "\n]}\n", encoding="utf-8")
     print(f"profile: {options.out}, {len(results)} kernels, {time.monotonic() - begin:.0f} s")
     return 0 if results else 1
 
