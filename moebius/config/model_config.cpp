@@ -177,6 +177,7 @@ ModelConfig ModelConfig::parse(std::string_view json, const std::string& origin)
 }
 
 void ModelConfig::apply(const Literals& overrides) {
+    std::string set;  // what a value that is refused later may come from
     for (const auto& [key, literal] : overrides) {
         check_model_override(key, literal);
         const ModelKey* known = find_model_key(key);
@@ -196,7 +197,10 @@ void ModelConfig::apply(const Literals& overrides) {
         }
         const bool other = known && !known->other_spelling.empty() && !present && has(known->other_spelling);
         make(document_->json, other ? known->other_spelling : std::string_view(key), origin_) = value;
+        set += fmt::format("{} config_kwargs.{} = {}{}", set.empty() ? " with" : ",", key, literal.json,
+                           literal.place.empty() ? "" : fmt::format(" ({})", literal.place));
     }
+    origin_ += set;
 }
 
 bool ModelConfig::has(std::string_view key) const {

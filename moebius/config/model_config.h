@@ -29,6 +29,7 @@ class ModelConfig {
 
     // Sets config_kwargs. A key must be in the document or a known one; its type must fit. Where the document
     // has the other spelling of the key (rope_theta at the top or in rope_parameters), that one is set.
+    // origin() tells them from then on.
     void apply(const Literals& overrides);
 
     const std::string& origin() const { return origin_; }
