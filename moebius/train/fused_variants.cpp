@@ -17,12 +17,17 @@ constexpr std::string_view kFusedOps[] = {"grouped_mlp", "grouped_mlp_backward",
 bool is_composed(std::string_view variant) {
     return variant.ends_with("_composed");
 }
+// And so that of one that fuses all but the making of codes, whose scale the product's last tile completes.
+bool makes_codes_later(std::string_view variant) {
+    return variant.ends_with("_amax");
+}
 
 // What a variant says of a value, and the key that gives it. Interleaved gates, which no key asks for, and
 // places in memory have none.
 struct KeyOfReason {
     std::string_view words, key;
 };
+constexpr std::string_view kRecipe = "fp8_config.fp8_recipe";
 constexpr KeyOfReason kKeys[] = {
     {"intermediate size", "config_kwargs.intermediate_size"},
     {"hidden size", "config_kwargs.hidden_size"},
@@ -30,8 +35,9 @@ constexpr KeyOfReason kKeys[] = {
     {"takes bf16", "dtype"},
     {"keeps c in bf16", "dtype"},
     {"scales that are powers of two", "fp8_config.fp8_recipe_kwargs (use_f32_scales, power_2_scale)"},
-    {"scales", "fp8_config.fp8_recipe"},
+    {"scales", kRecipe},
     {"statistics", "fp8_stats_config.enabled"},
+    {"counts no codes", "fp8_stats_config.enabled"},
     {"f8e4m3", "fp8_config.fp8_format"},
 };
 
@@ -65,9 +71,13 @@ std::vector<FusedVariant> fused_variants(const VariantLog& log, std::span<const 
         if (row.composed && op != ops.end()) {
             for (const ops::VariantInfo& variant : op->variants) {
                 if (is_composed(variant.name) || !variant.repeats || !variant.covers(device, cc)) continue;
+                const std::string reason = reason_against(variant.name, entry);
+                // What is for another recipe says less than one for this that refuses something else.
+                const bool other_recipe = key_behind(reason) == kRecipe;
+                if (!row.passed_over.empty() && (other_recipe || reason.empty())) continue;
                 row.passed_over = variant.name;
-                row.reason = reason_against(variant.name, entry);
-                break;
+                row.reason = reason;
+                if (!other_recipe) break;
             }
         }
         // Layers that differ in nothing but what is said of other variants are one row.
@@ -90,6 +100,9 @@ std::string describe(std::span<const FusedVariant> variants) {
                                            [&](const auto& other) { return other.op == v.op; });
         text += fmt::format("{}{} = {}{}", text.empty() ? "" : "; ", v.op, v.chosen,
                             choices > 1 ? fmt::format(" in {} calls", v.calls) : "");
+        if (makes_codes_later(v.chosen)) {
+            text += ", the activation's codes by a kernel after it: their scale is known after the last tile";
+        }
         if (!v.composed) continue;
         text += ", composed of several operations: ";
         if (v.passed_over.empty()) {

@@ -15,9 +15,9 @@ struct FusedVariant {
     std::string op, chosen;
     int64_t calls = 0;
     bool composed = false;  // the operation runs as several, one after the other
-    // Where it is composed, the first variant for this device that fuses: why it was passed over. `reason` is
-    // empty where kernels.<op> asks for the composed one; both are, where this device has no variant that
-    // fuses.
+    // Where it is composed, the first variant for this device that fuses, of those for the recipe if there is
+    // one: why it was passed over. `reason` is empty where kernels.<op> asks for the composed one; both are,
+    // where this device has no variant that fuses.
     std::string passed_over, reason;
 };
 

@@ -86,6 +86,21 @@ TEST(GroupedMlpQuantized, SaysWhyNotWithGivenScalesOnHopper) {
     EXPECT_EQ(reason(narrow), "intermediate size 192 is not a multiple of 128");
 }
 
+TEST(GroupedMlpQuantized, SaysWhyNotWithTheActivationsOwnScalesOnHopper) {
+    const auto reason = [](const Forward& forward) {
+        return sm90::why_not_mlp_quantized_amax(forward.args, forward.exec);
+    };
+    Forward current({}, ScaleKind::Tensor);
+    EXPECT_EQ(reason(current), "");
+    // Whose codes another operation makes, and counts.
+    current.args.activation.rule = {.observed_amax = current.seen, .counts = current.seen};
+    EXPECT_EQ(reason(current), "");
+    current.args.activation.rule = {.scale = current.seen};
+    EXPECT_EQ(reason(current), "takes scales of the activation's own amax, not those known before");
+    EXPECT_EQ(reason(Forward()), "takes scales of kind tensor, not block128");
+    EXPECT_EQ(reason(Forward({.hidden = 40}, ScaleKind::Tensor)), "hidden size 40 is not a multiple of 16");
+}
+
 TEST(GroupedMlpQuantized, SaysWhyNotOnBlackwell) {
     constexpr ScaleKind kMx = ScaleKind::MX32;
     const auto reason = [](const Forward& forward) {

@@ -60,6 +60,29 @@ TEST(FusedVariants, APassedOverOneIsSaidWithItsReasonAndRefusedByStrict) {
                                     HasSubstr("kernels.grouped_mlp_quantized=cuda_composed")));
 }
 
+TEST(FusedVariants, OfThePassedOverTheOneForTheRecipeIsNamed) {
+    const std::string
+        blocks = "sm90_fused: takes scales of kind block128, not tensor",
+        given = "sm90_fused_given: intermediate size 1408 is not a multiple of 128",
+        amax = "sm90_fused_amax: takes scales of the activation's own amax, not those known before";
+    VariantLog log, other;
+    log.record("grouped_mlp_quantized", "cuda_composed", {kBlackwell, blocks, given, amax}, {});
+    EXPECT_THAT(describe(found(log)), HasSubstr("not " + given));
+    EXPECT_THAT(refused(log), HasSubstr("config_kwargs.intermediate_size"));
+    other.record("grouped_mlp_quantized", "cuda_composed", {kBlackwell, blocks}, {});
+    EXPECT_THAT(describe(found(other)), HasSubstr("not " + blocks));
+}
+
+TEST(FusedVariants, OneThatMakesCodesLaterSaysWhyAndIsNotRefused) {
+    VariantLog log;
+    log.record("grouped_mlp_quantized", "sm90_fused_amax", {kBlackwell}, {});
+    EXPECT_EQ(
+        describe(found(log)),
+        "grouped_mlp_quantized = sm90_fused_amax, the activation's codes by a kernel after it: their scale "
+        "is known after the last tile");
+    EXPECT_EQ(refused(log), "");
+}
+
 TEST(FusedVariants, StrictPassesWhereThisDeviceHasNone) {
     VariantLog hopper, ampere, cpu;
     hopper.record("grouped_mlp_quantized_backward", "cuda_composed", {}, {});

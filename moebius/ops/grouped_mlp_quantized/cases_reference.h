@@ -21,12 +21,14 @@ struct Problem {
     int64_t hidden = 0, intermediate = 0;
     GluOptions options;
     bool power_of_two = true, given = false;  // given: Tensor scales of what the op makes, from outside
+    bool observed = false;  // the activation's amax leaves forward; with given it always does
     bool scales = true, accumulate = false, fast = false;
     bool overwrite = false;     // backward may use C as scratch, and ends with dC
     bool weights_kept = false;  // bench: the weights' codes are there
     bool bench = false;
 
     int64_t experts() const { return static_cast<int64_t>(splits.sizes.size()); }
+    bool observes() const { return given || observed; }
     int64_t rows() const { return std::accumulate(splits.sizes.begin(), splits.sizes.end(), int64_t{0}); }
     Format format(DType type, Direction direction, bool weight) const {
         return make_format(type, scale, direction, weight, power_of_two);
@@ -46,6 +48,7 @@ inline std::string name_of(const Problem& p) {
                                    {p.options.interleave > 0, ".interleaved"},
                                    {!p.power_of_two, ".any_scale"},
                                    {p.given, ".given"},
+                                   {p.observed, ".observed"},
                                    {!p.scales, ".unscaled"},
                                    {p.grad == DType::BF16, ".bf16_gradients"},
                                    {p.accumulate, ".add"},
@@ -117,7 +120,7 @@ void forward(H& h, const Problem& p) {
         auto down = part_of<Real>(h, "down", e * hidden, hidden, inner)
                         .through(p.format(plain, Direction::Row, true));
         Part<Real> c(rows, 2 * inner), activation(rows, inner);
-        if (p.given) h["observed"][e] = 0;
+        if (p.observes()) h["observed"][e] = 0;
         multiply<Real>(
             rows, 2 * inner, hidden, [&](int64_t i, int64_t q) { return x.at(i, q); },
             [&](int64_t j, int64_t q) { return gate_up.at(j, q); },
@@ -129,7 +132,8 @@ void forward(H& h, const Problem& p) {
             for (int64_t j = 0; j < inner; ++j) {
                 const auto pair = glu<Real>(c.at(i, p.gate(j)), c.at(i, p.up(j)), p.options);
                 activation.at(i, j) = stored(scale * pair.value, p.dtype);
-                if (p.given) h["observed"][e] = std::max(h["observed"][e], std::abs(activation.at(i, j)));
+                if (p.observes())
+                    h["observed"][e] = std::max(h["observed"][e], std::abs(activation.at(i, j)));
             }
         }
         auto codes = activation.through(p.format(plain, Direction::Row, false), given_scale(h, p, e));

@@ -19,11 +19,12 @@ constexpr Variant<Forward> kForward[] = {
      MOEBIUS_CUDA(sm100::grouped_mlp_quantized), /*repeats=*/true, /*untried=*/true},
     {"sm90_fused", DeviceKind::Cuda, 90, 90, sm90::why_not_mlp_quantized,
      MOEBIUS_CUDA(sm90::grouped_mlp_quantized)},
+    {"sm90_fused_given", DeviceKind::Cuda, 90, 90, sm90::why_not_mlp_quantized_given,
+     MOEBIUS_CUDA(sm90::grouped_mlp_quantized_given)},
+    {"sm90_fused_amax", DeviceKind::Cuda, 90, 90, sm90::why_not_mlp_quantized_amax,
+     MOEBIUS_CUDA(sm90::grouped_mlp_quantized_amax)},
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<Forward>,
      MOEBIUS_CUDA(composed::grouped_mlp_quantized)},
-    // Below the composed one, so that it runs where it is forced by name: no card has run it yet.
-    {"sm90_fused_given", DeviceKind::Cuda, 90, 90, sm90::why_not_mlp_quantized_given,
-     MOEBIUS_CUDA(sm90::grouped_mlp_quantized_given), /*repeats=*/true, /*untried=*/true},
     {"cpu_composed", DeviceKind::Cpu, 0, 0, always<Forward>, composed::grouped_mlp_quantized}};
 constexpr Variant<Backward> kBackward[] = {
     {"cuda_composed", DeviceKind::Cuda, 80, 999, always<Backward>,

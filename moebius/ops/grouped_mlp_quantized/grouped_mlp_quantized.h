@@ -12,7 +12,7 @@
 namespace moebius::ops {
 
 // With Tensor scales that activation.rule does not give, the scale is known only after the last tile of the
-// first product: each variant then goes over C once more, to quantize.
+// first product: each variant then has a kernel more, which makes the codes, of C or of the activation.
 struct GroupedMlpQuantizedArgs {
     GluOptions options;
     Operand x;              // (M, H) row-wise

@@ -64,4 +64,11 @@ std::string why_not_mlp_quantized_given(const GroupedMlpQuantizedArgs& a, const 
     return why_not_shapes(a);
 }
 
+std::string why_not_mlp_quantized_amax(const GroupedMlpQuantizedArgs& a, const Exec&) {
+    if (const std::string reason = why_not_kind(a, ScaleKind::Tensor); !reason.empty()) return reason;
+    const QuantizeRule& rule = a.activation.rule;
+    if (rule.scale || rule.amax) return "takes scales of the activation's own amax, not those known before";
+    return why_not_shapes(a);
+}
+
 }  // namespace moebius::ops::sm90

@@ -11,5 +11,7 @@ namespace moebius::ops::sm90 {
 std::string why_not_mlp_quantized(const GroupedMlpQuantizedArgs& args, const Exec& exec);
 // The same of the one with an expert's scale that is known before (DelayedScaling).
 std::string why_not_mlp_quantized_given(const GroupedMlpQuantizedArgs& args, const Exec& exec);
+// The same of the one whose scale is that of the activation's own amax (Float8CurrentScaling).
+std::string why_not_mlp_quantized_amax(const GroupedMlpQuantizedArgs& args, const Exec& exec);
 
 }  // namespace moebius::ops::sm90

@@ -6,7 +6,9 @@
 // 0 … 127 the gates, 128 … 255 the ups. First by rows: C, the activation and its codes along the row, while
 // the columns' largest magnitudes are found; then by columns: codes that lie transposed, the rows that pad an
 // expert's last block zeros. With an expert's one scale, which is known before, nothing has to be found for
-// the codes; the largest magnitude is found for whoever makes the next step's scale of it.
+// the codes; the largest magnitude is found for whoever makes the next step's scale of it. With the scale of
+// the expert's own amax, which the last tile alone completes, the activation is left in bf16 for another
+// kernel to make codes of.
 #pragma once
 
 #include "moebius/ops/grouped_gemm_quantized/sm90_product.cuh"
@@ -17,10 +19,15 @@
 
 namespace moebius::ops::sm90::quantized {
 
-// kGiven: scales of whole tensors, from Args::given; else of blocks of 128.
-template <bool kClamped, bool kGiven>
+// The activation's scales: of blocks of 128; of whole tensors, given; of whole tensors, from the amax.
+enum class ActivationScales { Blocks, Given, Amax };
+
+template <bool kClamped, ActivationScales kScales>
 struct QuantizeActivation : PlainEpilogue {
     static constexpr bool kFinishes = true;
+    static constexpr bool kBlocks = kScales == ActivationScales::Blocks;
+    static constexpr bool kGiven = kScales == ActivationScales::Given;
+    static constexpr bool kCodes = kScales != ActivationScales::Amax;
     static constexpr int kLoaderRegisters = 72, kGroupRegisters = 216;
     static constexpr int kBarrier = 4;  // of the finishing warps; the product has 1 … 3
 
@@ -31,7 +38,9 @@ struct QuantizeActivation : PlainEpilogue {
         int64_t columns, padded, row_scales;
         const float* scales;  // (capacity), null: 1
         float epsilon;
-        cuda::tiles::Quantize given;  // kGiven: each expert's scale or amax, where to observe
+        cuda::tiles::Quantize given;  // kGiven: each expert's scale or amax
+        sm90::Matrix activation;      // not kCodes: (capacity, columns)
+        unsigned* observed;           // not kBlocks: each expert's largest magnitude, null: not asked for
         ptx::GluConstants constants;
     };
     // What the warps know of a tile.
@@ -56,7 +65,7 @@ struct QuantizeActivation : PlainEpilogue {
                static_cast<uint32_t>((chunk % 8) ^ turn) * 16;
     }
 
-    // By rows, half a warp each. Returns the largest magnitude of the lane's pairs, of kGiven alone.
+    // By rows, half a warp each. Returns the largest magnitude of the lane's pairs, not of kBlocks.
     __device__ static uint32_t write_rows(const Args& args, const Tile& tile) {
         const int chunk = tile.lane % 16, column = tile.column + 8 * chunk;
         const uint32_t box = static_cast<uint32_t>(chunk / 8) * kBoxBytes;
@@ -79,7 +88,7 @@ struct QuantizeActivation : PlainEpilogue {
             const float scale = ahead;
             ahead = row_scale(row + 2 * kFinishers);
             const sm90::Eight gate = ptx::load_shared(from), up = ptx::load_shared(from + 2 * kBoxBytes);
-            __syncwarp();  // the row's gates have been read
+            if constexpr (kCodes) __syncwarp();  // the row's gates have been read
             float sigmoids[8];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -105,33 +114,39 @@ struct QuantizeActivation : PlainEpilogue {
                 activation.pairs[i] = exists ? ptx::pack_bf16(low, high) : 0u;
                 const uint32_t magnitude = activation.pairs[i] & 0x7FFF7FFFu;
                 largest = ptx::max_bf16(largest, magnitude);
-                if constexpr (!kGiven) most[i] = ptx::max_bf16(most[i], magnitude);
+                if constexpr (kBlocks) most[i] = ptx::max_bf16(most[i], magnitude);
             }
-            ptx::store_shared(
-                place_of(staging, inner, chunk),
-                uint4{activation.pairs[0], activation.pairs[1], activation.pairs[2], activation.pairs[3]});
+            if constexpr (kCodes) {
+                ptx::store_shared(place_of(staging, inner, chunk),
+                                  uint4{activation.pairs[0], activation.pairs[1], activation.pairs[2],
+                                        activation.pairs[3]});
+            }
             ptx::BlockScale own;
-            if constexpr (kGiven) {
-                own.scale = tile.scale;
-                most_of_all = ptx::max_bf16(most_of_all, largest);
-            } else {
+            if constexpr (kBlocks) {
 #pragma unroll
                 for (int step = 8; step > 0; step /= 2)
                     largest = ptx::max_bf16(largest, __shfl_xor_sync(~0u, largest, step));
                 own = scale_of(args, fmaxf(ptx::low_bf16(largest), ptx::high_bf16(largest)));
+            } else {
+                if constexpr (kGiven) own.scale = tile.scale;
+                most_of_all = ptx::max_bf16(most_of_all, largest);
             }
             if (!exists) continue;
             gate.store(args.gate.at(tile.row + row, column));
             up.store(args.up.at(tile.row + row, column));
-            uint32_t pairs[4];
+            if constexpr (kCodes) {
+                uint32_t pairs[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) pairs[i] = code_pair(activation.pairs[i], own.scale);
-            *reinterpret_cast<uint2*>(args.row + (tile.row + row) * args.columns + column) = {
-                pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
-            if (!kGiven && chunk == 0)
-                args.row_scale[tile.column / 128 * args.row_scales + tile.row + row] = own.inverse;
+                for (int i = 0; i < 4; ++i) pairs[i] = code_pair(activation.pairs[i], own.scale);
+                *reinterpret_cast<uint2*>(args.row + (tile.row + row) * args.columns + column) = {
+                    pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+                if (kBlocks && chunk == 0)
+                    args.row_scale[tile.column / 128 * args.row_scales + tile.row + row] = own.inverse;
+            } else {
+                activation.store(args.activation.at(tile.row + row, column));
+            }
         }
-        if constexpr (!kGiven) {
+        if constexpr (kBlocks) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) most[i] = ptx::max_bf16(most[i], __shfl_xor_sync(~0u, most[i], 16));
             if (tile.lane < 16) {
@@ -202,11 +217,11 @@ struct QuantizeActivation : PlainEpilogue {
     }
     // By a warp. Magnitudes are ordered as their bits are.
     __device__ static void observe(const Args& args, int expert, int lane, uint32_t most) {
-        if (args.given.observed == nullptr) return;
+        if (args.observed == nullptr) return;
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) most = ptx::max_bf16(most, __shfl_xor_sync(~0u, most, step));
         const float amax = fmaxf(ptx::low_bf16(most), ptx::high_bf16(most));
-        if (lane == 0) atomicMax(args.given.observed + expert, __float_as_uint(amax));
+        if (lane == 0) atomicMax(args.observed + expert, __float_as_uint(amax));
     }
 
     // A warp of kFinishers.
@@ -242,9 +257,11 @@ struct QuantizeActivation : PlainEpilogue {
                 parities ^= 1u << group;
             }
             const uint32_t most = write_rows(args, tile);
-            if constexpr (kGiven) observe(args, unit.expert, tile.lane, most);
-            ptx::named_barrier_wait(kBarrier, kFinishers * 32);  // partner: the finishing warps
-            if (args.column != nullptr) write_columns(args, tile);
+            if constexpr (!kBlocks) observe(args, unit.expert, tile.lane, most);
+            if constexpr (kCodes) {
+                ptx::named_barrier_wait(kBarrier, kFinishers * 32);  // partner: the finishing warps
+                if (args.column != nullptr) write_columns(args, tile);
+            }
             __syncwarp();
             if (tile.lane == 0) {
                 for (int group = 0; group < groups; ++group)
