@@ -14,6 +14,7 @@
 namespace moebius::ops::sm90 {
 
 inline constexpr int kTileRows = 128, kTileColumns = 256, kTileDepth = 64, kStages = 3;
+inline constexpr int kStepDepth = 16;  // of one product on the tensor cores
 inline constexpr int kGroups = 2;      // warpgroups that multiply
 inline constexpr int kGroupRows = 64;  // of a warpgroup
 inline constexpr int kFinishers = 3;   // warps beside the loader that finish tiles

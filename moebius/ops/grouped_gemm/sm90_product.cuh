@@ -33,6 +33,11 @@ __device__ __forceinline__ int stages_of(int depth) {
     return depth > kTileDepth ? (depth + kTileDepth - 1) / kTileDepth : 1;
 }
 
+// How many products a stage's last rows take.
+__device__ __forceinline__ int steps_of(int rows) {
+    return (rows + kStepDepth - 1) / kStepDepth;
+}
+
 // The first row of a warpgroup's part of a tile: of all rows, or of an expert's output.
 template <class T>
 __device__ __forceinline__ int row_of(const TileUnit& unit, int group) {
@@ -147,10 +152,11 @@ __device__ __forceinline__ void zero_tails(const ProductArgs& args, const Shared
             if ((i + 1) * kTileDepth <= depth) continue;
             ptx::barrier_wait(shared.raw(ring.stage), (raw_parities >> ring.stage) & 1);  // partner: TMA
             raw_parities ^= 1u << ring.stage;
-            const int first = depth - i * kTileDepth;  // row of the stage
+            // Rows of the stage, as far as they are multiplied.
+            const int first = depth - i * kTileDepth, end = i > 0 ? kStepDepth * steps_of(first) : kTileDepth;
             constexpr int kOperandBoxes = kStageBytes / kBoxBytes;
             for (int box = 0; box < kOperandBoxes; ++box) {
-                for (int chunk = first * 8 + lane; chunk < 64 * 8; chunk += 32) {
+                for (int chunk = first * 8 + lane; chunk < end * 8; chunk += 32) {
                     ptx::store_shared(shared.a(ring.stage) + box * kBoxBytes + chunk * 16, uint4{0, 0, 0, 0});
                 }
             }
@@ -174,12 +180,32 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[128], const Shared&
                                          : ptx::k_major_descriptor(shared.b(stage));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kTileDepth; k += 16) {
+    for (int k = 0; k < kTileDepth; k += kStepDepth) {
         ptx::wgmma_64x256x16<T::kAMnMajor, T::kBMnMajor>(sums, descriptor_a, descriptor_b, kAdd || k > 0);
         descriptor_a = ptx::advance(descriptor_a, T::kAMnMajor ? 16 * kRowBytes : 32);
         descriptor_b = ptx::advance(descriptor_b, T::kBMnMajor ? 16 * kRowBytes : 32);
     }
     ptx::wgmma_commit();
+}
+
+// The products of a stage's first rows alone, one after the other: a branch among products in flight makes
+// ptxas wait for each of all stages.
+template <class T>
+__device__ __forceinline__ void multiply_steps(float (&sums)[128], const Shared& shared, uint32_t stage,
+                                               int group, int steps) {
+    static_assert(T::kAMnMajor && T::kBMnMajor, "rows of a stage are reduced");
+    uint64_t descriptor_a =
+        ptx::mn_major_descriptor(shared.a(stage) + static_cast<uint32_t>(group) * kBoxBytes, kBoxBytes);
+    uint64_t descriptor_b = ptx::mn_major_descriptor(shared.b(stage), kBoxBytes);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        ptx::wgmma_fence();
+        ptx::wgmma_64x256x16<true, true>(sums, descriptor_a, descriptor_b, true);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        descriptor_a = ptx::advance(descriptor_a, kStepDepth * kRowBytes);
+        descriptor_b = ptx::advance(descriptor_b, kStepDepth * kRowBytes);
+    }
 }
 
 // The rounded sums, for finish_tiles.
@@ -225,7 +251,10 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
     bool first_tile = true;
     uint32_t tiles = 0;  // that exist
     for (typename T::Walk::Unit unit; walk.next(unit);) {
-        const int stages = __shfl_sync(~0u, stages_of(depth_of<T>(args, unit)), 0);
+        const int depth = __shfl_sync(~0u, depth_of<T>(args, unit), 0), stages = stages_of(depth);
+        // What the stages after the first have in full; of a last one with fewer rows, those behind the end
+        // are not multiplied.
+        const int full = T::kReduceRows && stages > 1 ? depth / kTileDepth : stages;
         place.expert = unit.expert;
         place.row = row_of<T>(unit, group);
         place.row_end = unit.row_end;
@@ -256,7 +285,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         }
         uint32_t last = ring.stage;
         ring.advance();
-        for (int i = 1; i < stages; ++i, ring.advance()) {
+        for (int i = 1; i < full; ++i, ring.advance()) {
             ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: TMA, or zero_tails
             multiply_stage<T, true>(sums, shared, ring.stage, group);
             ptx::wgmma_wait<1>();  // the products of the stage before are done
@@ -266,7 +295,17 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         }
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(sums);
-        if (leads && stages < kLead) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
+        if constexpr (T::kReduceRows) {
+            if (full < stages) {
+                release(last);
+                ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: zero_tails
+                multiply_steps<T>(sums, shared, ring.stage, group, steps_of(depth - full * kTileDepth));
+                ptx::wgmma_hold(sums);
+                last = ring.stage;
+                ring.advance();
+            }
+        }
+        if (leads && full < kLead) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
         release(last);
         if (group == 0 && place.thread == 0) read(unit);
         if constexpr (Epilogue::kFinishes) {
