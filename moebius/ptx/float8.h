@@ -87,6 +87,19 @@ __host__ __device__ inline uint32_t e8m0_roundup(uint32_t word) {
            (mantissa > 0 && exponent != 0xFE && !(exponent == 0 && mantissa <= 0x00400000u) ? 1 : 0);
 }
 
+// e8m0_roundup(amax · (1/largest)) for the magnitude of a bf16 number that is no NaN, without the product:
+// largest is 1.75 · 2^n, and fp32's 1/largest takes 1.75 · 2^k to a power of two exactly, so that the code is
+// amax' exponent less n, one more where its mantissa is beyond 1.75.
+__host__ __device__ inline uint32_t e8m0_of_bf16(uint32_t amax, bool e5m2) {
+    if (amax == 0x7F80u) return 0xFE;
+    const uint32_t exponent = (amax + 0x1Fu) >> 7, n = e5m2 ? 15u : 8u;
+    return exponent > n ? exponent - n : 0;
+}
+// Bits in bf16 of 2^(127 − code), of codes up to 254.
+__host__ __device__ inline uint32_t e8m0_reciprocal_bf16(uint32_t code) {
+    return code == 254 ? 0x0040u : (254u - code) << 7;
+}
+
 // largest / amax, rounded, then its mantissa cut off, without the division: largest is 1.75 · 2^kExponent (8
 // of E4M3, 15 of E5M2), so the quotient lies in [1, 2) · 2^(kExponent − e) where amax' mantissa is at
 // most 1.75, else in the binade below, which rounding never leaves. For the bits of a finite amax of at least

@@ -81,6 +81,17 @@ __device__ __forceinline__ uint32_t max_bf16(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
     return pair;
 }
+// The product of each half, rounded once.
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+    uint32_t product;
+#if __CUDA_ARCH__ >= 900
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+#else
+    // There is no product alone; −0 changes no sum.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
+    return product;
+}
 __device__ __forceinline__ float low_bf16(uint32_t pair) {
     return __uint_as_float(pair << 16);
 }

@@ -2,6 +2,7 @@
 // subnormal: there the product is rounded once, to nearest even. NaN and infinities stay what they are.
 #pragma once
 
+#include "moebius/ptx/matrix.h"
 #include "moebius/ptx/wgmma_fp8.h"
 
 namespace moebius::ptx {
@@ -39,12 +40,6 @@ __device__ __forceinline__ uint32_t widen_pair(uint16_t codes) {
             : "h"(codes));
     }
     return pair;
-}
-
-__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
-    uint32_t product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
 }
 
 // Four codes times two pairs of factors.

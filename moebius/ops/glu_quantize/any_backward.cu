@@ -181,7 +181,7 @@ __device__ __forceinline__ void write_rows(const Quantize& q, const Backward& b,
                 activation = {};
             }
             if constexpr (kAgain) {
-                if constexpr (kBlocks == Blocks::Line128) magnitudes_of(activation, most_active);
+                if constexpr (kBlocks != Blocks::Tensor) magnitudes_of(activation, most_active);
                 const uint32_t(&p)[4] = activation.pairs[0];
                 ptx::store_shared(place, uint4{p[0], p[1], p[2], p[3]});
                 place += 2 * Activation::kRowBytes;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     }
     const int turn = static_cast<int>(blockIdx.x) % b.turns;
     Place at;
-    if (!find_place(b.sizes, static_cast<int>(blockIdx.x) / b.turns, at)) return;
+    if (!find_place<kBlocks == Blocks::Mx>(b.sizes, static_cast<int>(blockIdx.x) / b.turns, at)) return;
     at.apart = b.intermediate;
     at.column = turn * kTile;
     Reader<kAgain> reader(b, at, turn);
@@ -260,10 +260,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
                                                      &shared.dscales[n][at.row_of(0)][at.chunk], shared);
         if constexpr (kAgain) {
             // Before finish_tile, whose last barrier frees the activation's place too.
-            constexpr bool kFound = kBlocks == Blocks::Line128;
-            if constexpr (kFound) find_column_scales(active, at, most_active, shared.activation);
-            __syncthreads();
-            write_columns<false, kFound>(active, at, shared.activation, active_scale);
+            float unused = 0;
+            finish_columns<kBlocks, false>(active, at, most_active, unused, active_scale, shared.activation);
         }
         finish_tile<kBlocks, kE5M2>(q, at, most, amax, tensor_scale, shared.tile);
         const int64_t next = b.after<kAgain>(at.column, turn);

@@ -108,8 +108,9 @@ __device__ __forceinline__ Eights activation_of(const Loaded& loaded, const ptx:
 }
 
 // The block's rows and its first tile. False: there are fewer.
+template <bool kMx = false>
 __device__ __forceinline__ bool find_first(const Forward& f, Place& at) {
-    if (!find_place(f.sizes, static_cast<int>(blockIdx.x) / f.turns, at)) return false;
+    if (!find_place<kMx>(f.sizes, static_cast<int>(blockIdx.x) / f.turns, at)) return false;
     at.apart = kTile;
     at.column = static_cast<int>(blockIdx.x) % f.turns * kColumns;
     return true;
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     auto& shared = *ptx::dynamic_shared<Shared>();
     if (kBlocks == Blocks::Tensor && blockIdx.x == 0) tiles::store_tensor_scales(q);
     Place at;
-    if (!find_first(f, at)) return;
+    if (!find_first<kBlocks == Blocks::Mx>(f, at)) return;
     Reader reader(f, at);
     Loaded ahead[kAhead];
 #pragma unroll

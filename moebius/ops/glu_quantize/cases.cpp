@@ -383,19 +383,22 @@ void glu_quantize_cases(std::vector<Case>& cases) {
         add(cases, p);
     }
     // Wider than one warp's columns of scaled_glu_backward, whose sums of dscales backward has to meet.
-    for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128}) {
+    for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32}) {
         Problem p{.scale = scale, .splits = {"wide", {5, 0, 130, 17}, 160}, .intermediate = 2176};
         add(cases, p);
         p.element = DType::F8E5M2;
-        p.power_of_two = false;
+        p.power_of_two = scale == ScaleKind::MX32;
         p.given = scale == ScaleKind::Tensor;
         p.options = {.kind = GluKind::ClampedQuickGeGlu};
         add(cases, p);
+        // Forward: several tiles of 256 columns a block, and blocks with fewer.
+        p.intermediate = 2304;
+        cases.push_back(glu_case(p, false));
     }
     for (const auto& [sizes, intermediate] :
          {std::pair{NamedSplits{"8_experts", std::vector<int64_t>(8, 4096), 32768}, int64_t{14336}},
           {NamedSplits{"64_experts", std::vector<int64_t>(64, 2048), 131072}, int64_t{1024}}}) {
-        for (const ScaleKind scale : {ScaleKind::Block128, ScaleKind::Tensor}) {
+        for (const ScaleKind scale : {ScaleKind::Block128, ScaleKind::Tensor, ScaleKind::MX32}) {
             Problem p{.scale = scale, .splits = sizes, .intermediate = intermediate};
             p.observed = false;
             p.bench = true;

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) quantize_pairs_any(const Quan
     auto& shared = *ptx::dynamic_shared<RowsShared>();
     if (kBlocks == Blocks::Tensor && blockIdx.x == 0) tiles::store_tensor_scales(q);
     Place at;
-    if (!find_place(q.source.sizes, static_cast<int>(blockIdx.x) / turns, at)) return;
+    if (!find_place<kBlocks == Blocks::Mx>(q.source.sizes, static_cast<int>(blockIdx.x) / turns, at)) return;
     at.apart = kTile;
     at.column = static_cast<int>(blockIdx.x) % turns * kColumns;
     if (threadIdx.x < at.rows) {
@@ -154,14 +154,17 @@ __global__ void __launch_bounds__(kTileThreads, 2) quantize_pairs_any(const Quan
 
 void quantize_pairs(const QuantizeArgs& args, const Exec& exec) {
     constexpr int64_t kMostTurns = 8;
-    constexpr int64_t kLeastTiles = 4;  // of a block: finding its rows takes as long as reading some
     const MatrixShape matrix = matrix_of(args.source);
-    Quantize q = tiles::quantize_of(target_of(args), args.amax, args.source.values.dtype, false, exec);
+    // Of a block: finding its rows takes as long as reading some. A weight has fewer blocks, whose last ones
+    // are to be short.
+    const int64_t least_tiles = matrix.weight ? 2 : 4;
+    Quantize q =
+        tiles::quantize_of(target_of(args), args.amax, args.source.values.dtype, matrix.weight, exec);
     q.source = source_of(args.source);
     const auto turns =
-        static_cast<int>(std::clamp<int64_t>(matrix.columns / kColumns / kLeastTiles, 1, kMostTurns));
+        static_cast<int>(std::clamp<int64_t>(matrix.columns / kColumns / least_tiles, 1, kMostTurns));
     // A scale of a tensor is written even where there is no expert's row.
-    const int64_t blocks = std::max<int64_t>((matrix.rows / kTile + matrix.experts) * turns, 1);
+    const int64_t blocks = std::max<int64_t>((q.source.sizes.capacity / kTile + matrix.experts) * turns, 1);
     const LaunchShape shape{grid_for(blocks, 1), dim3(kTileThreads), sizeof(RowsShared)};
     with_codes((args.row ? args.row : args.column).format, [&](auto kind, auto e5m2) {
         const auto run = [&](auto norm) {

@@ -10,121 +10,48 @@
 
 #include <type_traits>
 
-#include "moebius/ops/quantize/any_tiles.cuh"
-#include "moebius/ptx/matrix.h"
-#include "moebius/ptx/mbarrier.h"  // shared_address
+#include "moebius/ops/quantize/any_pairs_mx.cuh"
 
 namespace moebius::ops::cuda::pairs {
 
-using tiles::Blocks;
-using tiles::Quantize;
-
-constexpr int kWarps = kTileThreads / 32, kWarpRows = kTile / kWarps, kSteps = kWarpRows / 2;
-
-// The tile's numbers: 128 rows of 256 bytes a side, a side after the other, in boxes of 128 bytes whose
-// chunks of 16 are turned by row, so that the second pass' matrices lie in different banks.
-constexpr int kSideBytes = kTile * 2, kBoxBytes = 128;
-template <int kSides>
-struct SharedOf {
-    static constexpr int kRowBytes = kSides * kSideBytes;
-    unsigned char numbers[kTile * kRowBytes];
-    uint32_t most[kWarps][kSides * kTile / 2];  // pairs of columns: largest magnitudes of a warp's rows
-    float scale[kSides * kTile];                // of the columns
-};
-using Shared = SharedOf<2>;
-
-// Eight columns of each side, or their largest magnitudes, in pairs.
-template <int kSides>
-struct EightsOf {
-    uint32_t pairs[kSides][4];
-};
-using Eights = EightsOf<2>;
-
-// A thread's place: its warp has rows kWarpRows · warp … of a tile, a half of it every second one.
-struct Place {
-    int warp, lane, half, chunk;  // chunk: eight columns
-    int rows;                     // of the tile that exist
-    int64_t first, column;        // the tile's first row and column
-    int64_t apart;                // from a side to the other
-    int64_t row_block;            // tiles of rows before this one, of all experts
-    int64_t expert;
-    __device__ int row_of(int step) const { return kWarpRows * warp + 2 * step + half; }
-    __device__ bool exists(int step) const { return row_of(step) < rows; }
-};
-
-// Of tile `index` of rows. False: there are fewer.
-__device__ __forceinline__ bool find_place(const ExpertSizes& sizes, int64_t index, Place& at) {
-    at.warp = static_cast<int>(threadIdx.x) / 32;
-    at.lane = static_cast<int>(threadIdx.x) % 32;
-    at.half = at.lane / 16;
-    at.chunk = at.lane % 16;
-    at.row_block = index;
-    const ptx::ExpertTile own = ptx::find_expert_tile(sizes, kTile, index);
-    if (own.expert < 0) return false;
-    const int64_t row = own.tile * kTile;
-    at.expert = own.expert;
-    at.first = own.first + row;
-    at.rows = own.rows - row < kTile ? static_cast<int>(own.rows - row) : kTile;
-    return true;
-}
-
-// Where eight columns of a row wait for the second pass; `chunk` of 16 a side. The turn is one for a
-// thread's rows of the first pass.
-template <int kSides>
-__device__ __forceinline__ uint32_t place_of(const SharedOf<kSides>& shared, int row, int chunk) {
-    const int turn = row % 64 / 16 * 2 + row % 2;
-    return ptx::shared_address(shared.numbers) +
-           static_cast<uint32_t>(row * SharedOf<kSides>::kRowBytes + chunk / 8 * kBoxBytes +
-                                 (chunk % 8 ^ turn) * 16);
-}
-static_assert(kWarpRows == 16);
-
-template <bool kE5M2>
-__device__ __forceinline__ uint32_t code_pair(uint32_t pair, float scale) {
-    const float low = __fmul_rn(ptx::low_bf16(pair), scale), high = __fmul_rn(ptx::high_bf16(pair), scale);
-    return kE5M2 ? ptx::E5M2::encode(low, high) : ptx::E4M3::encode(low, high);
-}
-
-// The largest of the row's sides, in the lower and the upper half; 0 of NaN alone.
-__device__ __forceinline__ uint32_t row_most(const Eights& magnitudes) {
-    uint32_t most[2];
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-        const uint32_t(&m)[4] = magnitudes.pairs[side];
-        most[side] = ptx::max_bf16(ptx::max_bf16(m[0], m[1]), ptx::max_bf16(m[2], m[3]));
+// Finds the scales of a thread's rows under Line128, one row after the other.
+class LineRows {
+  public:
+    __device__ __forceinline__ LineRows(const Quantize& q, const Place& at) {
+        const int64_t row = at.first + at.row_of(0), block = (at.column + at.chunk / 8 * at.apart) / kTile;
+        to_ = static_cast<float*>(q.row.scale) + block * ((q.source.rows + 3) / 4 * 4) + row;
     }
-    uint32_t both =
-        ptx::max_bf16(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
+    // By whole warps. One half of the lanes finds a side's, the other the other's.
+    __device__ __forceinline__ void find(const Quantize& q, const Place& at, bool exists,
+                                         const Eights& magnitudes, float (&scale)[2]) const {
+        uint32_t both = most_of_sides(magnitudes);
 #pragma unroll
-    for (int step = 8; step > 0; step /= 2) both = ptx::max_bf16(both, __shfl_xor_sync(~0u, both, step));
-    return ptx::max_bf16(both, 0u);
-}
-
-// Takes what `numbers` holds into the largest magnitudes of the thread's columns, which it returns.
-template <int kSides>
-__device__ __forceinline__ EightsOf<kSides> magnitudes_of(const EightsOf<kSides>& numbers,
-                                                          EightsOf<kSides>& most) {
-    EightsOf<kSides> magnitudes;
-#pragma unroll
-    for (int side = 0; side < kSides; ++side) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            magnitudes.pairs[side][i] = numbers.pairs[side][i] & 0x7FFF7FFFu;
-            most.pairs[side][i] = ptx::max_bf16(most.pairs[side][i], magnitudes.pairs[side][i]);
-        }
+        for (int step = 8; step > 0; step /= 2) both = ptx::max_bf16(both, __shfl_xor_sync(~0u, both, step));
+        both = ptx::max_bf16(both, 0u);  // of NaN alone
+        const bool second = at.chunk >= 8;
+        const tiles::Scale own = tiles::scale_of(q, second ? ptx::high_bf16(both) : ptx::low_bf16(both));
+        const float other = __shfl_xor_sync(~0u, own.scale, 8);
+        scale[0] = second ? other : own.scale;
+        scale[1] = second ? own.scale : other;
+        if (at.chunk % 8 == 0 && exists) *to_ = own.inverse;
     }
-    return magnitudes;
-}
+    __device__ __forceinline__ void advance(const Quantize&) {
+        to_ += 2;
+    }
+
+  private:
+    float* to_;  // of the side whose scale the thread finds
+};
 
 // Writes a thread's rows of a tile, one after the other.
 template <Blocks kBlocks, bool kE5M2>
 class RowWriter {
+    static constexpr bool kMx = kBlocks == Blocks::Mx;
+
   public:
     __device__ __forceinline__ RowWriter(const Quantize& q, const Place& at, const Shared& shared)
-        : place_(place_of(shared, at.row_of(0), at.chunk)) {
-        const int64_t row = at.first + at.row_of(0), block = (at.column + at.chunk / 8 * at.apart) / kTile;
-        codes_ = q.row.data + row * q.row.stride + at.column + 8 * at.chunk;
-        scale_ = static_cast<float*>(q.row.scale) + block * ((q.source.rows + 3) / 4 * 4) + row;
+        : place_(place_of(shared, at.row_of(0), at.chunk)), scales_(q, at) {
+        codes_ = q.row.data + (at.first + at.row_of(0)) * q.row.stride + at.column + 8 * at.chunk;
     }
     // Takes the numbers' magnitudes into `most`. By whole warps, zeros where nothing `exists`.
     __device__ __forceinline__ void put(const Quantize& q, const Place& at, bool exists,
@@ -137,27 +64,26 @@ class RowWriter {
                 ptx::store_shared(place_ + side * 2 * kBoxBytes, uint4{p[0], p[1], p[2], p[3]});
             }
         }
-        if (q.row.data != nullptr) write_codes(q, at, exists, numbers, magnitudes, tensor_scale);
+        if (q.row.data != nullptr) {
+            if constexpr (kMx) {
+                PowersOfTwo scale[2];
+                scales_.template find<kE5M2>(q, at, exists, magnitudes, scale);
+                write_codes(at, exists, numbers, scale);
+            } else {
+                float scale[2] = {tensor_scale, tensor_scale};
+                if constexpr (kBlocks == Blocks::Line128) scales_.find(q, at, exists, magnitudes, scale);
+                write_codes(at, exists, numbers, scale);
+            }
+        }
         codes_ += 2 * q.row.stride;
-        scale_ += 2;
+        scales_.advance(q);
         place_ += 2 * Shared::kRowBytes;
     }
 
   private:
-    __device__ __forceinline__ void write_codes(const Quantize& q, const Place& at, bool exists,
-                                                const Eights& numbers, const Eights& magnitudes,
-                                                float tensor_scale) const {
-        float scale[2] = {tensor_scale, tensor_scale};
-        if constexpr (kBlocks == Blocks::Line128) {
-            // One half of the lanes finds a side's scale, the other the other's.
-            const uint32_t both = row_most(magnitudes);
-            const bool second = at.chunk >= 8;
-            const tiles::Scale own = tiles::scale_of(q, second ? ptx::high_bf16(both) : ptx::low_bf16(both));
-            const float other = __shfl_xor_sync(~0u, own.scale, 8);
-            scale[0] = second ? other : own.scale;
-            scale[1] = second ? own.scale : other;
-            if (at.chunk % 8 == 0 && exists) *scale_ = own.inverse;
-        }
+    template <class Scale>
+    __device__ __forceinline__ void write_codes(const Place& at, bool exists, const Eights& numbers,
+                                                const Scale (&scale)[2]) const {
         if (!exists) return;
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
@@ -171,7 +97,7 @@ class RowWriter {
 
     uint32_t place_;
     uint8_t* codes_;
-    float* scale_;  // of the side whose scale the thread finds
+    std::conditional_t<kMx, MxRows, LineRows> scales_;
 };
 
 // By the whole block, after its rows: the scales of the tile's columns. Returns the largest magnitude of the
@@ -236,24 +162,28 @@ __device__ __forceinline__ void write_columns(const Quantize& q, const Place& at
     }
 }
 
-__device__ __forceinline__ float largest(const Eights& magnitudes) {
-    uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        most = ptx::max_bf16(most, ptx::max_bf16(magnitudes.pairs[0][i], magnitudes.pairs[1][i]));
-    return fmaxf(ptx::low_bf16(most), ptx::high_bf16(most));
-}
-
-// By the whole block, after the tile's rows. Line128 takes the largest magnitude into `amax` and clears
+// By the whole block, after the tile's rows. Line128 and Mx take the largest magnitude into `amax` and clear
 // `most`; of Tensor `most` goes on over the block's tiles.
+template <Blocks kBlocks, bool kE5M2, int kSides>
+__device__ __forceinline__ void finish_columns(const Quantize& q, const Place& at, EightsOf<kSides>& most,
+                                               float& amax, float tensor_scale, SharedOf<kSides>& shared) {
+    if constexpr (kBlocks == Blocks::Mx) {
+        amax = fmaxf(amax, largest(most));
+        if (q.column.data != nullptr) write_mx_columns<kE5M2>(q, at, most, shared);
+        most = {};
+    } else {
+        if constexpr (kBlocks == Blocks::Line128) amax = fmaxf(amax, find_column_scales(q, at, most, shared));
+        __syncthreads();  // the columns' scales, or the numbers
+        if (q.column.data != nullptr)
+            write_columns<kE5M2, kBlocks == Blocks::Line128>(q, at, shared, tensor_scale);
+    }
+}
+// The block's next tile may follow.
 template <Blocks kBlocks, bool kE5M2>
 __device__ __forceinline__ void finish_tile(const Quantize& q, const Place& at, Eights& most, float& amax,
                                             float tensor_scale, Shared& shared) {
-    if constexpr (kBlocks == Blocks::Line128) amax = fmaxf(amax, find_column_scales(q, at, most, shared));
-    __syncthreads();  // the columns' scales, or the numbers
-    if (q.column.data != nullptr)
-        write_columns<kE5M2, kBlocks == Blocks::Line128>(q, at, shared, tensor_scale);
-    __syncthreads();  // the numbers have been read
+    finish_columns<kBlocks, kE5M2>(q, at, most, amax, tensor_scale, shared);
+    if constexpr (kBlocks != Blocks::Mx) __syncthreads();  // the numbers have been read
 }
 template <Blocks kBlocks>
 __device__ __forceinline__ void observe(const Quantize& q, const Place& at, const Eights& most, float amax) {
@@ -270,6 +200,7 @@ void with_codes(const Format& format, F&& f) {
     };
     if (format.scale == ScaleKind::Tensor)
         return with_element(std::integral_constant<Blocks, Blocks::Tensor>{});
+    if (format.scale == ScaleKind::MX32) return with_element(std::integral_constant<Blocks, Blocks::Mx>{});
     with_element(std::integral_constant<Blocks, Blocks::Line128>{});
 }
 

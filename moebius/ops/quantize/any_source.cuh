@@ -78,6 +78,13 @@ struct TilePlace {
         mx_blocks;  // tiles of rows before this one, of all experts; Σ ⌈n/32⌉ of the experts before
 };
 
+// By whole warps: Σ ⌈n/32⌉ of the experts before.
+__device__ inline int64_t mx_blocks_before(const ExpertSizes& sizes, int64_t expert) {
+    int64_t blocks = 0;
+    for (int64_t e = threadIdx.x % 32; e < expert; e += 32) blocks += (sizes[e] + 31) / 32;
+    return __shfl_sync(~0u, ptx::inclusive_scan_warp(blocks), 31);
+}
+
 // By whole warps: the first tile of a run of `each`. False: there are fewer.
 template <bool kMx = true>
 __device__ inline bool find_tile(const Source& s, int64_t index, TilePlace& place, int each = 1) {
@@ -89,10 +96,7 @@ __device__ inline bool find_tile(const Source& s, int64_t index, TilePlace& plac
     if (place.own.expert < 0) return false;
     place.row = place.own.tile * kTile;
     place.mx_blocks = 0;
-    if constexpr (!kMx) return true;
-    int64_t blocks = 0;
-    for (int64_t e = threadIdx.x % 32; e < place.own.expert; e += 32) blocks += (s.sizes[e] + 31) / 32;
-    place.mx_blocks = __shfl_sync(~0u, ptx::inclusive_scan_warp(blocks), 31);
+    if constexpr (kMx) place.mx_blocks = mx_blocks_before(s.sizes, place.own.expert);
     return true;
 }
 

@@ -490,8 +490,19 @@ void add_wide(std::vector<Case>& cases, const NamedSplits& splits, ScaleKind sca
     p.special = true;
     p.power_of_two = false;
     cases.push_back(quantize_case(p));
-    p.epsilon = 0.125f;
-    cases.push_back(quantize_case(p));
+    if (scale == ScaleKind::MX32) {
+        for (const ScaleLayout layout : {ScaleLayout::Padded, ScaleLayout::Swizzled}) {
+            p.layout = layout;
+            cases.push_back(quantize_case(p));
+        }
+        p.layout = ScaleLayout::Compact;
+        p.element = DType::F8E5M2;
+        cases.push_back(quantize_case(p));
+        p.element = DType::F8E4M3;
+    } else {
+        p.epsilon = 0.125f;
+        cases.push_back(quantize_case(p));
+    }
     p.epsilon = 0;
     p.special = false;
     p.power_of_two = true;
@@ -524,6 +535,18 @@ void add_weights(std::vector<Case>& cases, ScaleKind scale) {
         for (const Direction direction : {Direction::Row, Direction::Column})
             cases.push_back(dequantize_case(p, direction, DType::BF16));
         if (scale != ScaleKind::MX32) continue;
+        p.layout = ScaleLayout::Swizzled;
+        cases.push_back(quantize_case(p));
+    }
+    if (scale != ScaleKind::MX32) return;
+    // Of a width that kernels of wider tiles take.
+    for (const int64_t rows : {272, 130, 1}) {
+        Problem p{.scale = scale,
+                  .splits = {"3x" + std::to_string(rows), std::vector<int64_t>(3, rows), 3 * rows},
+                  .columns = 512,
+                  .weight = true};
+        cases.push_back(quantize_case(p));
+        p.special = true;
         p.layout = ScaleLayout::Swizzled;
         cases.push_back(quantize_case(p));
     }
@@ -567,7 +590,8 @@ void quantize_cases(std::vector<Case>& cases) {
     for (const NamedSplits& sizes : splits) {
         for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32})
             add_grouped(cases, sizes, scale);
-        for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128}) add_wide(cases, sizes, scale);
+        for (const ScaleKind scale : {ScaleKind::Tensor, ScaleKind::Block128, ScaleKind::MX32})
+            add_wide(cases, sizes, scale);
         for (const DType source : {DType::F32, DType::BF16}) {
             Problem p{.source = source, .splits = sizes, .columns = 272};
             cases.push_back(amax_case(p));

@@ -12,13 +12,16 @@ namespace {
 std::string why_not_rows(const QuantizeArgs& a, const Exec&) {
     constexpr int64_t kColumns = 256;
     const View& values = a.source.values;
-    if (values.rank() != 2) return "takes no weights";
+    const int64_t columns = matrix_of(a.source).columns;
+    if (values.rank() != 2 && (a.row ? a.row : a.column).format.scale != ScaleKind::MX32)
+        return "takes weights under scales of 32 alone";
     if (values.dtype != DType::BF16) return "takes bf16, not " + std::string(name(values.dtype));
-    if (values.size(1) % kColumns != 0) {
-        return "the source has " + std::to_string(values.size(1)) + " columns, not a multiple of " +
+    if (columns % kColumns != 0) {
+        return "the source has " + std::to_string(columns) + " columns, not a multiple of " +
                std::to_string(kColumns);
     }
-    if (values.stride[0] % 8 != 0 || reinterpret_cast<uintptr_t>(values.data) % 16 != 0)
+    if (values.stride[static_cast<size_t>(values.rank() - 2)] % 8 != 0 ||
+        reinterpret_cast<uintptr_t>(values.data) % 16 != 0)
         return "takes rows that begin at multiples of 16 bytes";
     return why_not_pairs(target_of(a));
 }
@@ -107,8 +110,9 @@ std::string why_not_pairs(const QuantizeTarget& target) {
     if (target.rule.counts) return "counts no underflows";
     for (const Operand* codes : {&target.row, &target.column}) {
         if (!*codes) continue;
-        if (codes->format.scale == ScaleKind::MX32) return "has no scales of 32";
         const View& data = codes->data;
+        if (codes->format.scale == ScaleKind::MX32 && reinterpret_cast<uintptr_t>(codes->scale.data) % 8 != 0)
+            return "writes scales of 32 that begin at multiples of 8 bytes";
         if (reinterpret_cast<uintptr_t>(data.data) % 16 != 0 ||
             data.stride[static_cast<size_t>(data.rank() - 2)] % 16 != 0)
             return "writes codes that begin at multiples of 16 bytes";
