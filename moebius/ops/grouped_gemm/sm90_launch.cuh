@@ -58,7 +58,8 @@ template <class T, class Epilogue>
 void launch_product(const char* name, const Product& product, const typename Epilogue::Args& epilogue,
                     const Exec& exec) {
     if (product.split_sizes.size(0) == 0 || product.columns == 0) return;
-    const ProductLaunch plan = plan_product<T>(product, exec);
+    ProductLaunch plan = plan_product<T>(product, exec);
+    plan.shape.block = dim3(BlockShape<Epilogue::kFinishers>::kThreads);
     launch(name, grouped_product_sm90<T, Epilogue>, plan.shape, exec, plan.args, epilogue);
 }
 

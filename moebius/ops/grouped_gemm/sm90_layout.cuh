@@ -14,12 +14,11 @@
 namespace moebius::ops::sm90 {
 
 inline constexpr int kTileRows = 128, kTileColumns = 256, kTileDepth = 64, kStages = 3;
-inline constexpr int kStepDepth = 16;  // of one product on the tensor cores
-inline constexpr int kGroups = 2;      // warpgroups that multiply
-inline constexpr int kGroupRows = 64;  // of a warpgroup
-inline constexpr int kFinishers = 3;   // warps beside the loader that finish tiles
-inline constexpr int kThreads = (1 + kGroups) * 128;
-inline constexpr int kLead = 2;  // stages
+inline constexpr int kStepDepth = 16;                 // of one product on the tensor cores
+inline constexpr int kGroups = 2;                     // warpgroups that multiply
+inline constexpr int kGroupRows = 64;                 // of a warpgroup
+inline constexpr int kThreads = (1 + kGroups) * 128;  // with three warps beside the loader
+inline constexpr int kLead = 2;                       // stages
 static_assert(kLead >= 2 && kLead < kStages && kTileRows == kGroups * kGroupRows);
 
 inline constexpr uint32_t kRowBytes = kTileDepth * 2;  // of 64 bf16: the width of every box
@@ -37,6 +36,21 @@ constexpr uint32_t shared_bytes(int64_t experts) {
     return kRowEndsAt + static_cast<uint32_t>(experts + 1) * 4;
 }
 static_assert(shared_bytes(kMostExperts) <= 227 * 1024, "more than a block may have");
+
+// A block whose epilogue has kFinishers warps that finish tiles, beside the loader, and of that as many
+// warpgroups as it takes.
+template <int kFinishers>
+struct BlockShape {
+    static constexpr int kLoaders = (1 + kFinishers + 3) / 4;  // warpgroups, before those that multiply
+    static constexpr int kThreads = (kLoaders + kGroups) * 128;
+    static_assert(kFinishers == 0 || (kFinishers >= 3 && kFinishers <= 7));
+    // Registers of a thread.
+    static constexpr int kLoading = kFinishers == 0 ? 40 : kLoaders == 1 ? 88 : 96;
+    static constexpr int kMultiplying = kFinishers == 0 ? 232 : kLoaders == 1 ? 208 : 160;
+    // Columns of a product on the tensor core. Of 512 threads ptxas counts the 128 registers at entry,
+    // whatever they take later, and refuses 128 sums in one product (C7602).
+    static constexpr int kProductColumns = kLoaders == 1 ? kTileColumns : kTileColumns / 2;
+};
 
 struct ProductArgs {
     CUtensorMap a,
@@ -71,11 +85,12 @@ constexpr int box_rows_b() {
 }
 
 // What an epilogue may be beside run():
-//   kFetches   fetch() starts copies into the staging while the tile is multiplied; run() awaits them
-//   kFinishes  no run(): the rounded sums go to the staging, and finish() does the rest on other warps while
-//              the next tile is multiplied
+//   kFetches    fetch() starts copies into the staging while the tile is multiplied; run() awaits them
+//   kFinishers  if not 0, no run(): the rounded sums go to the staging, and finish() does the rest on so many
+//               other warps while the next tile is multiplied
 struct PlainEpilogue {
-    static constexpr bool kFetches = false, kFinishes = false;
+    static constexpr bool kFetches = false;
+    static constexpr int kFinishers = 0;
 };
 
 // What an epilogue of a warpgroup is told: where its 64 × 256 sums belong.
@@ -151,7 +166,7 @@ __device__ __forceinline__ void load_block(uint32_t box, StagedBlock& pairs, con
 
 // What a finishing warp is told of a warpgroup's 64 × 256 rounded sums: in the staging, as boxes of 64 × 64.
 struct StagedTile {
-    int warp, lane;  // warp of kFinishers
+    int warp, lane;  // warp of the epilogue's kFinishers
     uint32_t staging;
     uint32_t staged, parity;  // the barrier
     int row, rows, column;    // the first row; how many exist, at most 64; the first column
@@ -160,8 +175,9 @@ struct StagedTile {
     __device__ __forceinline__ void wait() const {
         ptx::barrier_wait(staged, parity);  // partner: the warpgroup that multiplies
     }
-    // Columns 8·chunk … of a row: 16 bytes.
-    __device__ __forceinline__ uint32_t at(int row_of_tile, int chunk) const {
+    // Columns 8·chunk … of a row: 16 bytes. Unsigned, an index costs fewer instructions.
+    template <class Index>
+    __device__ __forceinline__ uint32_t at(Index row_of_tile, Index chunk) const {
         return staging + static_cast<uint32_t>(chunk / 8) * kBoxBytes +
                static_cast<uint32_t>(row_of_tile) * kRowBytes +
                static_cast<uint32_t>(chunk % 8 ^ row_of_tile % 8) * 16;

@@ -16,10 +16,11 @@
 // shared memory, in both operands (they may hold NaN), by a warp of its own between TMA and the warpgroups.
 //
 // An epilogue whose work is more than a store would keep the tensor cores waiting: its warpgroups leave the
-// rounded sums in shared memory, and three warps beside the loader finish the tile during the next one.
+// rounded sums in shared memory, and warps beside the loader finish the tile during the next one.
 #pragma once
 
 #include "moebius/ops/grouped_gemm/sm90_layout.cuh"
+#include "moebius/ptx/wgmma_narrow.h"
 
 namespace moebius::ops::sm90 {
 namespace detail {
@@ -167,9 +168,9 @@ __device__ __forceinline__ void zero_tails(const ProductArgs& args, const Shared
     }
 }
 
-// sums = the stage's product, or that added. The first is known to the compiler: nothing of the tile before
-// is kept in registers while that is stored.
-template <class T, bool kAdd>
+// sums = the stage's product, or that added, kProductColumns at a time. The first is known to the compiler:
+// nothing of the tile before is kept in registers while that is stored.
+template <class T, int kProductColumns, bool kAdd>
 __device__ __forceinline__ void multiply_stage(float (&sums)[128], const Shared& shared, uint32_t stage,
                                                int group) {
     const uint32_t a =
@@ -181,7 +182,20 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[128], const Shared&
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileDepth; k += kStepDepth) {
-        ptx::wgmma_64x256x16<T::kAMnMajor, T::kBMnMajor>(sums, descriptor_a, descriptor_b, kAdd || k > 0);
+        if constexpr (kProductColumns == kTileColumns) {
+            ptx::wgmma_64x256x16<T::kAMnMajor, T::kBMnMajor>(sums, descriptor_a, descriptor_b, kAdd || k > 0);
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                auto& part = reinterpret_cast<float(&)[64]>(sums[64 * half]);
+                const uint64_t columns = ptx::advance(descriptor_b, half * kBBytes / 2);
+                if (kAdd || k > 0) {
+                    ptx::wgmma_add_x16<T::kAMnMajor, T::kBMnMajor>(part, descriptor_a, columns);
+                } else {
+                    ptx::wgmma_x16<T::kAMnMajor, T::kBMnMajor>(part, descriptor_a, columns);
+                }
+            }
+        }
         descriptor_a = ptx::advance(descriptor_a, T::kAMnMajor ? 16 * kRowBytes : 32);
         descriptor_b = ptx::advance(descriptor_b, T::kBMnMajor ? 16 * kRowBytes : 32);
     }
@@ -234,7 +248,7 @@ template <class T, class Epilogue, class Read = NobodyWaits>
 __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
                                                const typename Epilogue::Args& epilogue, const Shared& shared,
                                                int group, Read read = {}) {
-    constexpr int kLeadBarrier = 1 + kGroups;
+    constexpr int kLeadBarrier = 1 + kGroups, kColumns = BlockShape<Epilogue::kFinishers>::kProductColumns;
     auto walk = walk_of<T>(args, shared);
     Place place;
     place.group = group;
@@ -278,7 +292,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         }
         float sums[128];
         ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: TMA, or zero_tails
-        multiply_stage<T, false>(sums, shared, ring.stage, group);
+        multiply_stage<T, kColumns, false>(sums, shared, ring.stage, group);
         if constexpr (Epilogue::kFetches) {
             if (place.thread == 0 && !place.empty) Epilogue::fetch(epilogue, place);
             __syncwarp();
@@ -287,7 +301,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         ring.advance();
         for (int i = 1; i < full; ++i, ring.advance()) {
             ptx::barrier_wait(shared.full(ring.stage), ring.round & 1);  // partner: TMA, or zero_tails
-            multiply_stage<T, true>(sums, shared, ring.stage, group);
+            multiply_stage<T, kColumns, true>(sums, shared, ring.stage, group);
             ptx::wgmma_wait<1>();  // the products of the stage before are done
             release(last);
             last = ring.stage;
@@ -308,7 +322,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
         if (leads && full < kLead) ptx::named_barrier_arrive(kLeadBarrier, kGroups * 128);
         release(last);
         if (group == 0 && place.thread == 0) read(unit);
-        if constexpr (Epilogue::kFinishes) {
+        if constexpr (Epilogue::kFinishers > 0) {
             stage_sums(sums, place, shared, tiles++);
         } else {
             Epilogue::run(epilogue, sums, place);
@@ -317,7 +331,7 @@ __device__ __forceinline__ void multiply_tiles(const ProductArgs& args,
     if (place.thread == 0) ptx::tma_wait_read<0>();
 }
 
-// A warp of kFinishers: its rows of all the block's tiles.
+// A warp of those that finish: its rows of all the block's tiles.
 template <class T, class Epilogue>
 __device__ __forceinline__ void finish_tiles(const ProductArgs& args, const typename Epilogue::Args& epilogue,
                                              const Shared& shared, int warp) {
@@ -345,6 +359,7 @@ __device__ __forceinline__ void finish_tiles(const ProductArgs& args, const type
 }
 
 // Row ends and barriers, by the whole block.
+template <class Epilogue>
 __device__ __forceinline__ void begin_product(const ProductArgs& args, const Shared& shared, int* row_ends,
                                               int warp) {
     if (warp == 0) scan_splits(args, row_ends);
@@ -356,7 +371,8 @@ __device__ __forceinline__ void begin_product(const ProductArgs& args, const Sha
         }
         for (int group = 0; group < kGroups; ++group) {
             ptx::barrier_init(shared.staged(group), 4);
-            ptx::barrier_init(shared.taken(group), kFinishers);
+            if constexpr (Epilogue::kFinishers > 0)
+                ptx::barrier_init(shared.taken(group), Epilogue::kFinishers);
             ptx::barrier_init(shared.fetched(group), 1);
         }
         ptx::fence_barrier_init();
@@ -369,28 +385,30 @@ __device__ __forceinline__ void begin_product(const ProductArgs& args, const Sha
 }  // namespace detail
 
 template <class T, class Epilogue>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(BlockShape<Epilogue::kFinishers>::kThreads, 1)
     grouped_product_sm90(const __grid_constant__ ProductArgs args,
                          const __grid_constant__ typename Epilogue::Args epilogue) {
     extern __shared__ __align__(1024) unsigned char moebius_stages[];
     int* row_ends = reinterpret_cast<int*>(moebius_stages + kRowEndsAt);
     const detail::Shared shared{ptx::shared_address(moebius_stages), row_ends};
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-    detail::begin_product(args, shared, row_ends, warp);
+    detail::begin_product<Epilogue>(args, shared, row_ends, warp);
 
-    const int group = warp / 4 - 1;
+    using Shape = BlockShape<Epilogue::kFinishers>;
+    const int group = warp / 4 - Shape::kLoaders;
     if (group < 0) {
-        ptx::give_registers<Epilogue::kFinishes ? 88 : 40>();
+        ptx::give_registers<Shape::kLoading>();
         if (warp == 0 && threadIdx.x % 32 == 0) detail::load_tiles<T>(args, shared, detail::AllReady{});
         if constexpr (T::kReduceRows) {
             if (warp == 1) detail::zero_tails<T>(args, shared);
         }
-        if constexpr (Epilogue::kFinishes) {
+        if constexpr (Epilogue::kFinishers > 0) {
             static_assert(!T::kReduceRows, "the warps are taken");
-            if (warp > 0) detail::finish_tiles<T, Epilogue>(args, epilogue, shared, warp - 1);
+            if (warp > 0 && (Shape::kLoaders == 1 || warp <= Epilogue::kFinishers))
+                detail::finish_tiles<T, Epilogue>(args, epilogue, shared, warp - 1);
         }
     } else {
-        ptx::take_registers<Epilogue::kFinishes ? 208 : 232>();
+        ptx::take_registers<Shape::kMultiplying>();
         detail::multiply_tiles<T, Epilogue>(args, epilogue, shared, group);
     }
 }

@@ -16,12 +16,12 @@ template <class T, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_product_mx_sm90(const __grid_constant__ MxProductArgs args,
                             const __grid_constant__ typename Epilogue::Args epilogue) {
-    static_assert(!Epilogue::kFinishes, "the warps are taken");
+    static_assert(Epilogue::kFinishers == 0, "the warps are taken");
     extern __shared__ __align__(1024) unsigned char moebius_stages[];
     int* row_ends = reinterpret_cast<int*>(moebius_stages + kRowEndsAt);
     const sm90::detail::Shared shared{ptx::shared_address(moebius_stages), row_ends};
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-    sm90::detail::begin_product(args.product, shared, row_ends, warp);
+    sm90::detail::begin_product<Epilogue>(args.product, shared, row_ends, warp);
     Widening<T>::first(args, row_ends, warp);
 
     const int group = warp / 4 - 1;

@@ -319,13 +319,13 @@ template <class T, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_product_mx_ring_sm90(const __grid_constant__ RingArgs args,
                                  const __grid_constant__ typename Epilogue::Args epilogue) {
-    static_assert(!Epilogue::kFinishes, "the warps are taken");
+    static_assert(Epilogue::kFinishers == 0, "the warps are taken");
     using Widening = RingWidening<T>;
     extern __shared__ __align__(1024) unsigned char moebius_stages[];
     int* row_ends = reinterpret_cast<int*>(moebius_stages + kRowEndsAt);
     const sm90::detail::Shared shared{ptx::shared_address(moebius_stages), row_ends};
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-    sm90::detail::begin_product(args.product, shared, row_ends, warp);
+    sm90::detail::begin_product<Epilogue>(args.product, shared, row_ends, warp);
     const int at_once = RingWidener<T>::at_once(args, row_ends);
     {
         RingWidener<T> widener(args, row_ends);

@@ -14,20 +14,16 @@ namespace {
 using DownTraits = ProductTraits<false, true, false, false>;
 
 // As ptx::load_ahead_if, of memory that this thread alone may write afterwards: not by the way of read-only
-// data.
+// data. Where it does not exist, the value is none.
 __device__ __forceinline__ Eight load_own_if(bool exists, const void* address) {
     uint4 value;
     asm volatile(
         "{\n"
         ".reg .pred exists;\n"
         "setp.ne.b32 exists, %5, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "mov.b32 %1, 0;\n"
-        "mov.b32 %2, 0;\n"
-        "mov.b32 %3, 0;\n"
         "@exists ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
         "}"
-        : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+        : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
         : "l"(address), "r"(static_cast<int>(exists)));
     return value;
 }
@@ -35,10 +31,9 @@ __device__ __forceinline__ Eight load_own_if(bool exists, const void* address) {
 // The sums are the activation's gradient, rounded as the unfused chain stores it.
 template <bool kClamped>
 struct FinishGluBackward : PlainEpilogue {
-    static constexpr bool kFinishes = true;
+    static constexpr int kFinishers = 7;
     struct Args {
-        Matrix gate, up;    // halves of C
-        Matrix dgate, dup;  // halves of dC
+        Matrix c, dc;  // gates, `columns` further on ups
         Matrix activation;
         int columns;          // of the activation
         const float* scales;  // (capacity), null: 1
@@ -50,25 +45,26 @@ struct FinishGluBackward : PlainEpilogue {
         Eight gate, up;
     };
 
-    // A warp a row. C comes from global memory: to L2 while the tile is still multiplied, to registers some
-    // rows ahead. Registers of a load under way are not moved: that would wait for it. dC may be C: eight
-    // columns of a row are read and written by one thread alone, and what it writes is made of what it read.
+    // A warp a row. C comes from global memory to registers some rows ahead. Registers of a load under way
+    // are not moved: that would wait for it. dC may be C: eight columns of a row are read and written by one
+    // thread alone, and what it writes is made of what it read.
     __device__ static void finish(const Args& args, const StagedTile& tile) {
-        constexpr int kAhead = 2;  // rows
+        constexpr int kAhead = kClamped ? 1 : 2;  // rows; more would be spilled
         const int column = tile.column + 8 * tile.lane;
         const bool exists = column < args.columns;
+        const int first_row = tile.row + tile.warp;
+        const __nv_bfloat16* c = args.c.at(first_row, column);  // of the next row to ask for
+        __nv_bfloat16* dc = args.dc.at(first_row, column);      // of the next to write
+        __nv_bfloat16* activation = args.activation.at(first_row, column);
         const auto load = [&](int row) {
             const bool there = exists && row < tile.rows;
-            return Pair{load_own_if(there, args.gate.at(tile.row + row, column)),
-                        load_own_if(there, args.up.at(tile.row + row, column))};
+            const Pair pair{load_own_if(there, c), load_own_if(there, c + args.columns)};
+            c += kFinishers * args.c.stride;
+            return pair;
         };
         Pair ahead[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) ahead[i] = load(tile.warp + kFinishers * i);
-        for (int row = tile.warp + kFinishers * kAhead; row < tile.rows && exists; row += kFinishers) {
-            ptx::prefetch_l2(args.gate.at(tile.row + row, column));
-            ptx::prefetch_l2(args.up.at(tile.row + row, column));
-        }
         __syncwarp();
         const RowScales scales(args.scales, tile);
         tile.wait();
@@ -78,60 +74,67 @@ struct FinishGluBackward : PlainEpilogue {
             for (int i = 0; i < kAhead; ++i) {
                 const int row = first + kFinishers * i;
                 if (row >= tile.rows) break;
-                const uint32_t staged = tile.at(row, tile.lane);
-                const Eight dy = ptx::load_shared(staged);
-                const float dscale =
-                    finish_row(args, tile.row + row, column, exists, ahead[i], dy, scales.of(row));
+                const uint32_t staged = tile.at<uint32_t>(row, tile.lane);
+                const Gradients gradients =
+                    gradients_of(ahead[i], ptx::load_shared(staged), scales.of(row), args.constants);
                 ahead[i] = load(row + kFinishers * kAhead);
-                if (args.partial != nullptr) ptx::store_shared(staged, exists ? dscale : 0.0f, 0.0f);
+                if (exists) {
+                    gradients.dgate.store(dc);
+                    gradients.dup.store(dc + args.columns);
+                    gradients.activation.store(activation);
+                }
+                dc += kFinishers * args.dc.stride;
+                activation += kFinishers * args.activation.stride;
+                if (args.partial != nullptr)
+                    ptx::store_shared(staged, exists ? gradients.dscale : 0.0f, 0.0f);
             }
         }
         if (args.partial == nullptr) return;
         __syncwarp();  // the terms lie where dy lay
-        const int row = tile.warp + kFinishers * tile.lane;
+        int row = tile.warp + kFinishers * tile.lane;
+        asm volatile("" : "+r"(row));  // or the chunks' places are kept in registers from tile to tile
         if (row >= tile.rows) return;
         float sum = 0.0f;
 #pragma unroll 8
         for (int chunk = 0; chunk < kTileColumns / 8; ++chunk)
-            sum = __fadd_rn(sum, ptx::load_shared_floats(tile.at(row, chunk)).x);
+            sum = __fadd_rn(sum, ptx::load_shared_floats(tile.at<uint32_t>(row, chunk)).x);
         args.partial[tile.column / kTileColumns * args.capacity + tile.row + row] = sum;
     }
 
-    // A thread's eight columns. The scale's gradient of these.
-    __device__ __forceinline__ static float finish_row(const Args& args, int row, int column, bool exists,
-                                                       const Pair& c, const Eight& dy, float scale) {
+    // Of eight columns of a row. dscale: their part of the scale's gradient.
+    struct Gradients {
+        Eight dgate, dup, activation;
+        float dscale;
+    };
+    __device__ __forceinline__ static Gradients gradients_of(const Pair& c, const Eight& dy, float scale,
+                                                             const ptx::GluConstants& constants) {
         float sigmoids[8];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const uint32_t g = c.gate.pairs[i];
-            sigmoids[2 * i] = ptx::sigmoid_argument<kClamped>(ptx::low_bf16(g), args.constants);
-            sigmoids[2 * i + 1] = ptx::sigmoid_argument<kClamped>(ptx::high_bf16(g), args.constants);
+            sigmoids[2 * i] = ptx::sigmoid_argument<kClamped>(ptx::low_bf16(g), constants);
+            sigmoids[2 * i + 1] = ptx::sigmoid_argument<kClamped>(ptx::high_bf16(g), constants);
         }
         ptx::sigmoids(sigmoids);
-        Eight dgate, dup, activation;
-        float dscale = 0.0f;
+        Gradients of_all;
+        of_all.dscale = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const auto backward = [&](float sigmoid, float gate, float up, float upstream) {
-                const auto pair = ptx::glu_pair_of<kClamped>(sigmoid, gate, up, args.constants);
+                const auto pair = ptx::glu_pair_of<kClamped>(sigmoid, gate, up, constants);
                 const ptx::GluGradients gradients = ptx::glu_backward<kClamped>(pair, upstream, scale);
-                dscale = __fadd_rn(dscale, gradients.dscale);
+                of_all.dscale = __fadd_rn(of_all.dscale, gradients.dscale);
                 return gradients;
             };
             const uint32_t g = c.gate.pairs[i], u = c.up.pairs[i], d = dy.pairs[i];
             const auto low = backward(sigmoids[2 * i], ptx::low_bf16(g), ptx::low_bf16(u), ptx::low_bf16(d));
             const auto high =
                 backward(sigmoids[2 * i + 1], ptx::high_bf16(g), ptx::high_bf16(u), ptx::high_bf16(d));
-            dgate.pairs[i] = ptx::pack_bf16(low.dgate, high.dgate);
-            dup.pairs[i] = ptx::pack_bf16(low.dup, high.dup);
-            activation.pairs[i] = ptx::pack_bf16(low.activation, high.activation);
+            of_all.dgate.pairs[i] = ptx::pack_bf16(low.dgate, high.dgate);
+            of_all.dup.pairs[i] = ptx::pack_bf16(low.dup, high.dup);
+            of_all.activation.pairs[i] = ptx::pack_bf16(low.activation, high.activation);
         }
-        if (exists) {
-            dgate.store(args.dgate.at(row, column));
-            dup.store(args.dup.at(row, column));
-            activation.store(args.activation.at(row, column));
-        }
-        return dscale;
+        return of_all;
     }
 };
 
@@ -155,10 +158,8 @@ void down_dgrad(const GroupedMlpBackwardArgs& a, const View& dc, const View& act
     const Scratch partial("grouped_mlp.dscales",
                           a.dscales ? static_cast<size_t>(tiles * rows) * sizeof(float) : 0, exec);
     const typename FinishGluBackward<kClamped>::Args finish{
-        .gate = Matrix(a.c.columns(0, intermediate)),
-        .up = Matrix(a.c.columns(intermediate, intermediate)),
-        .dgate = Matrix(dc.columns(0, intermediate)),
-        .dup = Matrix(dc.columns(intermediate, intermediate)),
+        .c = Matrix(a.c),
+        .dc = Matrix(dc),
         .activation = Matrix(activation),
         .columns = static_cast<int>(intermediate),
         .scales = a.scales ? a.scales.as<float>() : nullptr,

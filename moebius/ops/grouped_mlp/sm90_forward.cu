@@ -13,7 +13,7 @@ using GateUpTraits = ProductTraits<false, false, false, true>;
 // them.
 template <bool kClamped>
 struct FinishActivation : PlainEpilogue {
-    static constexpr bool kFinishes = true;
+    static constexpr int kFinishers = 3;
     struct Args {
         Matrix gate, up;  // halves of C; without data: not kept
         Matrix activation;
