@@ -1,7 +1,11 @@
 """Products and quantizers of eight-bit operands, of tools/bench_gpu.py, beside a dense product by cuBLAS: gpu_fp8.json."""
 
+import pathlib
+import tempfile
+
+import bench_gpu_parts
 from bench_gpu_bytes import Bytes
-from bench_gpu_common import Failed, clocks_of, limit_of, note, rounded, side
+from bench_gpu_common import HEAT, Failed, Process, clocks_of, json_of, limit_of, note, rounded, side
 from bench_gpu_gemm import MLPS, Products
 
 # What a case's kind of scales is called as a recipe.
@@ -13,9 +17,14 @@ WIDE = ("8_experts.28672x4096", "64_experts.2048x2048")
 WIDE_KINDS = {"forward": "bf16", "dgrad": "bf16", "wgrad": "f32"}
 
 
+# The forward whose gate-up product makes the activation's codes, or what they are made of, by the scales' kind.
+FUSED = {"float8_block": "block128", "float8_current": "tensor", "delayed": "tensor"}
+
+
 class Float8:
     def __init__(self, bench):
         self.bench = bench
+        self.options = bench.options
         self.products = Products(bench)
 
     def theirs(self):
@@ -55,6 +64,7 @@ class Float8:
             else:
                 self.product(name, line, runs, at, theirs, wide)
         self.mlps(found)
+        self.fused_products()
         self.bench.write("fp8")
 
     def wide(self):
@@ -68,6 +78,42 @@ class Float8:
                 except (Failed, KeyError) as error:
                     self.bench.fail(f"ours, {name}", error)
         return result
+
+    def gate_up_samples(self, name, variant):
+        """ms of the gate-up product in each forward of a benchmark's case by that variant (None: the chosen one), by the tracer; and the variant."""
+        tracer = self.options.bin.parent / "lib" / "libmoebius_kernel_times.so"
+        if not tracer.is_file():
+            raise Failed(f"{tracer} was not built")
+        runs = max(10, self.options.samples)
+        with tempfile.TemporaryDirectory() as folder:
+            trace, result = pathlib.Path(folder) / "trace", pathlib.Path(folder) / "result"
+            command = [self.options.bin / "moebius_kernel_bench", name, "--runs", runs, "--warm", HEAT, "--check", "0", "--json", result]
+            command += ["--variant", variant] if variant else []
+            environment = {"CUDA_INJECTION64_PATH": str(tracer), "MOEBIUS_KERNEL_TIMES": str(trace)}
+            program = Process("moebius_kernel_bench, traced", command, environment)
+            while program.next(self.bench.deadline):
+                pass
+            line = next(filter(None, map(json_of, result.read_text(encoding="utf-8").splitlines())), None)
+            if line is None or line["case"] != name or not trace.is_file():
+                raise Failed(f"no trace of {name}")
+            products = [end - start for start, end, kernel in bench_gpu_parts.read(trace) if "grouped_product" in kernel]
+        # Gate-up and down take turns.
+        return [ns / 1e6 for ns in products[-2 * runs :: 2]], line["variant"]
+
+    def fused_products(self):
+        """The gate-up product that also makes the activation's codes, or what they are made of, beside the product alone."""
+        for case, sizes in MLPS.items():
+            for recipe, scale in FUSED.items():
+                name = f"grouped_mlp_quantized/{scale}.f8e4m3.{sizes}{'.given' if recipe == 'delayed' else ''}.weights_kept"
+                try:
+                    fused, variant = self.gate_up_samples(name, None)
+                    alone, _ = self.gate_up_samples(name, "cuda_composed")
+                except Failed as error:
+                    self.bench.fail(f"the fused gate-up product of {name}", error)
+                    continue
+                ours, other = side(fused, variant=variant), side(alone, version="our product alone, by the tracer too")
+                more = {"others": {"alone": other}, "ratio": {"alone": rounded(other["median"] / ours["median"])}}
+                self.bench.cases["fp8"].append(self.bench.case(f"gate_up.{case}.{recipe}", "ms", "lower", ours, {}, **more))
 
     def mlps(self, found):
         """The experts' MLP with all quantization of x, dy and weights inside; and with the weights' codes kept."""

@@ -229,8 +229,8 @@ def pages(root):
         raise SystemExit(f"README.md has no place for figures ({BEGIN} … {END})")
     before, rest = readme.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    # Those that have another side, our own in bf16 not counted; of uneven splits, docs/performance.md alone.
-    shown = [(name, case) for name, case in cases if set(case.get("others") or {}) - {"bf16"} and case.get("routing") != "skewed"]
+    # Those that have another side, our own not counted; of uneven splits, docs/performance.md alone.
+    shown = [(name, case) for name, case in cases if set(case.get("others") or {}) - {"bf16", "alone"} and case.get("routing") != "skewed"]
     return {
         root / "docs/performance.md": performance,
         root / "README.md": before + BEGIN + "\n" + table(shown, "") + gpu_tests(root, "") + END + after,
