@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "moebius/base/error.h"
+#include "moebius/base/log.h"
 #include "moebius/cli/command.h"
 #include "moebius/cli/terminal.h"
 #include "moebius/config/nearest.h"
@@ -70,6 +71,9 @@ class ForwardCommand : public Command {
         if (machine.on_gpu()) print(machine.line());
         models::ModelOptions model_options = train::model_options(config_);
         model_options.low_precision.keep_weights = gradients_;  // each is used once without
+        VariantLog variants;
+        Exec exec = machine.exec(&config_.kernels);
+        exec.log = &variants;
         const eval::ForwardSummary summary =
             eval::forward({.model = model_,
                            .input = input_,
@@ -78,7 +82,8 @@ class ForwardCommand : public Command {
                            .dtype = train::dtype_from(config_.dtype),
                            .model_options = model_options,
                            .free_bytes = train::available_memory(machine.device())},
-                          machine.exec(&config_.kernels));
+                          exec);
+        for (const std::string& line : train::unused_kernels(config_.kernels, variants)) log_warning(line);
         const std::string loss = summary.labels > 0
                                      ? fmt::format("{} labels, loss {:.6f}", summary.labels, summary.loss)
                                      : "no labels, so no loss";

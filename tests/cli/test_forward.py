@@ -133,6 +133,9 @@ class ForwardTest(program.TestCase):
         self.rejected("--fp8-format E5M2 is not one of E4M3, HYBRID", *good, *recipe, "--fp8-format", "E5M2")
         nope = [*good[:2], self.folder / "nope", *good[3:]]
         self.rejected(["--model", "nope is no model folder", "nope/config.json"], *nope)
+        unused = self.moebius(*good, "device=cpu", "kernels.add=cpu", "kernels.grouped_gemm_quantized=cpu").stderr
+        self.assertRegex(unused, "^warning: kernels.grouped_gemm_quantized = cpu: no operation .*\n$")
+        (self.folder / "out.safetensors").unlink()
         self.rejected("--device cuda and device=cpu contradict", *good, "--device", "cuda", "device=cpu")
         kernels = ["kernels.gemm=cpu_naive", "kernels.gemm=cpu_packed"]
         self.rejected("kernels.gemm=cpu_naive and kernels.gemm=cpu_packed contradict", *good, *kernels)
