@@ -35,7 +35,7 @@ class ConfigCommand : public Command {
         if (loaded.config.config_name_or_path.empty()) return 0;
         // What only the model can tell: unknown keys of config_kwargs, sizes that do not go together.
         try {
-            check_model(loaded.config);
+            check_model(loaded);
         } catch (const Error& error) {
             print_error(fmt::format("note: train refuses this: {}", error.what()));
         }
@@ -43,10 +43,11 @@ class ConfigCommand : public Command {
     }
 
   private:
-    void check_model(const config::TrainConfig& c) const {
+    void check_model(const config::Loaded& loaded) const {
+        const config::TrainConfig& c = loaded.config;
         const models::Model model(
             config::ModelConfig::load(c.config_name_or_path, arguments_.config_dirs(), c.config_kwargs),
-            train::model_options(c));
+            train::model_options(c, loaded.places));
         train::check_aux_loss(model, c);
     }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "moebius/base/error.h"
+#include "moebius/base/log.h"
 #include "moebius/cli/command.h"
 #include "moebius/cli/terminal.h"
 #include "moebius/config/nearest.h"
@@ -53,6 +54,10 @@ class ForwardCommand : public Command {
         }
         if (recipe_.empty())
             throw Error("--fp8-recipe has no name after it: none, " + list(precision::recipe_names()));
+        std::vector<std::string> recipes = precision::recipe_names();
+        recipes.insert(recipes.begin(), "none");
+        check("--fp8-recipe", recipe_, recipes);
+        check("--fp8-format", config_.fp8_config.fp8_format, {"E4M3", "HYBRID"});
         config_.fp8_config.enabled = recipe_ != "none";
         if (config_.fp8_config.enabled) config_.fp8_config.fp8_recipe = recipe_;
         if (!config_.fp8_config.enabled && config_.fp8_config.fp8_format != "E4M3") {
@@ -66,6 +71,9 @@ class ForwardCommand : public Command {
         if (machine.on_gpu()) print(machine.line());
         models::ModelOptions model_options = train::model_options(config_);
         model_options.low_precision.keep_weights = gradients_;  // each is used once without
+        VariantLog variants;
+        Exec exec = machine.exec(&config_.kernels);
+        exec.log = &variants;
         const eval::ForwardSummary summary =
             eval::forward({.model = model_,
                            .input = input_,
@@ -74,7 +82,8 @@ class ForwardCommand : public Command {
                            .dtype = train::dtype_from(config_.dtype),
                            .model_options = model_options,
                            .free_bytes = train::available_memory(machine.device())},
-                          machine.exec(&config_.kernels));
+                          exec);
+        for (const std::string& line : train::unused_kernels(config_.kernels, variants)) log_warning(line);
         const std::string loss = summary.labels > 0
                                      ? fmt::format("{} labels, loss {:.6f}", summary.labels, summary.loss)
                                      : "no labels, so no loss";
@@ -104,11 +113,14 @@ class ForwardCommand : public Command {
     // The checkpoint's folder in place of the model's in it is an easy mistake.
     void check_model_folder() const {
         const std::filesystem::path folder = model_;
-        if (!std::filesystem::exists(folder / "config.json") &&
-            std::filesystem::exists(folder / "model" / "config.json")) {
+        std::error_code error;
+        if (std::filesystem::exists(folder / "config.json", error)) return;
+        if (std::filesystem::exists(folder / "model" / "config.json", error)) {
             throw Error(fmt::format("--model {} is a checkpoint; its model is {}", model_,
                                     (folder / "model").string()));
         }
+        throw Error(fmt::format("--model {} is no model folder: there is no {}", model_,
+                                (folder / "config.json").string()));
     }
 
     void take_overrides() {
@@ -117,6 +129,10 @@ class ForwardCommand : public Command {
             const std::string key = word.substr(0, equals);
             const std::string value = equals == std::string::npos ? "" : word.substr(equals + 1);
             if (key == "device" && !value.empty()) {
+                if (config_.device != "auto" && config_.device != value) {
+                    throw Error(
+                        fmt::format("--device {} and {} contradict each other", config_.device, word));
+                }
                 config_.device = value;
             } else if (key.starts_with("kernels.") && !value.empty()) {
                 take_kernel(key, value);
@@ -129,7 +145,10 @@ class ForwardCommand : public Command {
         const config::Choices choices = train::registry_choices();
         if (choices.count(key) == 0) throw Error(fmt::format("{}: there is no such op", key));
         check(key, value, choices.at(key));
-        config_.kernels[key.substr(std::string("kernels.").size())] = value;
+        const auto [at, added] = config_.kernels.emplace(key.substr(std::string("kernels.").size()), value);
+        if (!added && at->second != value) {
+            throw Error(fmt::format("{0}={1} and {0}={2} contradict each other", key, at->second, value));
+        }
     }
 
     std::string model_, input_, output_;

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -29,7 +30,13 @@ class CliArguments : public Arguments {
         if (required) added->required();
     }
     void number(const std::string& name, int& value, const std::string& help) override {
-        app_.add_option(name, value, help);
+        // The parser's own words name neither what is wrong nor what would do.
+        app_.add_option(name, value, help)->check([](const std::string& text) -> std::string {
+            int number = 0;
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+            if (error == std::errc() && end == text.data() + text.size()) return {};
+            return text + " is not a whole number, or too large a one";
+        });
     }
     void flag(const std::string& name, bool& value, const std::string& help) override {
         app_.add_flag(name, value, help);
@@ -47,6 +54,9 @@ int run(int argc, char** argv) {
     CLI::App app{"Moebius trains mixture-of-experts language models on genomes.", "moebius"};
     app.set_version_flag("--version", "moebius " + std::string(build_info().text));
     app.require_subcommand(1);
+    app.failure_message([](const CLI::App* parser, const CLI::Error& error) {
+        return "error: " + CLI::FailureMessage::simple(parser, error);
+    });
     const auto commands = all_commands();
     std::vector<CLI::App*> parsers;
     for (const auto& command : commands) {

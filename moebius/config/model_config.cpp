@@ -151,13 +151,16 @@ bool same_kind(const Json& a, const Json& b) {
 ModelConfig::ModelConfig(std::unique_ptr<Document> document, std::string origin)
     : document_(std::move(document)), origin_(std::move(origin)) {}
 ModelConfig::ModelConfig(const ModelConfig& other)
-    : document_(std::make_unique<Document>(*other.document_)), origin_(other.origin_) {}
+    : document_(std::make_unique<Document>(*other.document_)),
+      origin_(other.origin_),
+      places_(other.places_) {}
 ModelConfig::ModelConfig(ModelConfig&& other) noexcept = default;
 ModelConfig::~ModelConfig() = default;
 
 ModelConfig& ModelConfig::operator=(ModelConfig other) noexcept {
     document_.swap(other.document_);
     origin_.swap(other.origin_);
+    places_.swap(other.places_);
     return *this;
 }
 
@@ -177,7 +180,6 @@ ModelConfig ModelConfig::parse(std::string_view json, const std::string& origin)
 }
 
 void ModelConfig::apply(const Literals& overrides) {
-    std::string set;  // what a value that is refused later may come from
     for (const auto& [key, literal] : overrides) {
         check_model_override(key, literal);
         const ModelKey* known = find_model_key(key);
@@ -196,11 +198,15 @@ void ModelConfig::apply(const Literals& overrides) {
                                     literal.place.empty() ? "" : fmt::format(" ({})", literal.place)));
         }
         const bool other = known && !known->other_spelling.empty() && !present && has(known->other_spelling);
-        make(document_->json, other ? known->other_spelling : std::string_view(key), origin_) = value;
-        set += fmt::format("{} config_kwargs.{} = {}{}", set.empty() ? " with" : ",", key, literal.json,
-                           literal.place.empty() ? "" : fmt::format(" ({})", literal.place));
+        const std::string_view spelling = other ? known->other_spelling : std::string_view(key);
+        make(document_->json, spelling, origin_) = value;
+        places_[std::string(spelling)] = literal.place.empty() ? "config_kwargs" : literal.place;
     }
-    origin_ += set;
+}
+
+std::string ModelConfig::place_of(std::string_view key) const {
+    const auto found = places_.find(key);
+    return found == places_.end() ? origin_ : found->second;
 }
 
 bool ModelConfig::has(std::string_view key) const {
@@ -213,33 +219,35 @@ bool ModelConfig::is_null(std::string_view key) const {
 }
 
 int64_t ModelConfig::get_int(std::string_view key) const {
-    return typed(document_->json, key, origin_, "a whole number", is_int).get<int64_t>();
+    return typed(document_->json, key, place_of(key), "a whole number", is_int).get<int64_t>();
 }
 
 double ModelConfig::get_double(std::string_view key) const {
-    return typed(document_->json, key, origin_, "a number", is_number).get<double>();
+    return typed(document_->json, key, place_of(key), "a number", is_number).get<double>();
 }
 
 bool ModelConfig::get_bool(std::string_view key) const {
-    return typed(document_->json, key, origin_, "true or false", is_bool).get<bool>();
+    return typed(document_->json, key, place_of(key), "true or false", is_bool).get<bool>();
 }
 
 std::string ModelConfig::get_string(std::string_view key) const {
-    return typed(document_->json, key, origin_, "text", is_string).get<std::string>();
+    return typed(document_->json, key, place_of(key), "text", is_string).get<std::string>();
 }
 
 std::vector<std::string> ModelConfig::get_strings(std::string_view key) const {
     const auto accepts = [](const Json& v) {
         return v.is_array() && std::all_of(v.begin(), v.end(), is_string);
     };
-    return typed(document_->json, key, origin_, "a list of texts", accepts).get<std::vector<std::string>>();
+    return typed(document_->json, key, place_of(key), "a list of texts", accepts)
+        .get<std::vector<std::string>>();
 }
 
 std::vector<int64_t> ModelConfig::get_ints(std::string_view key) const {
     const auto accepts = [](const Json& v) {
         return is_int(v) || (v.is_array() && std::all_of(v.begin(), v.end(), is_int));
     };
-    const Json& value = typed(document_->json, key, origin_, "a whole number or a list of them", accepts);
+    const Json& value =
+        typed(document_->json, key, place_of(key), "a whole number or a list of them", accepts);
     if (is_int(value)) return {value.get<int64_t>()};
     return value.get<std::vector<int64_t>>();
 }

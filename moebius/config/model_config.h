@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,10 +30,12 @@ class ModelConfig {
 
     // Sets config_kwargs. A key must be in the document or a known one; its type must fit. Where the document
     // has the other spelling of the key (rope_theta at the top or in rope_parameters), that one is set.
-    // origin() tells them from then on.
+    // place_of() tells them from then on.
     void apply(const Literals& overrides);
 
     const std::string& origin() const { return origin_; }
+    // Where a key's value stands: "command line" or "file.yaml:12" of config_kwargs, else the file.
+    std::string place_of(std::string_view key) const;
 
     bool has(std::string_view key) const;      // present, null included
     bool is_null(std::string_view key) const;  // absent or null
@@ -69,6 +72,7 @@ class ModelConfig {
 
     std::unique_ptr<Document> document_;
     std::string origin_;
+    std::map<std::string, std::string, std::less<>> places_;  // of keys that config_kwargs set
 };
 
 }  // namespace moebius::config

@@ -1,8 +1,10 @@
 #include "moebius/eval/forward.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -48,8 +50,26 @@ void set_borders(Input& in, const SafetensorsReader& file) {
     }
 }
 
+// A tensor that is passed over would be taken for one that counts, as attention_mask does elsewhere. Results
+// may stand beside the batch that they belong to, with those of an update behind it.
+void refuse_unknown(const SafetensorsReader& file) {
+    constexpr std::string_view kInputs[] = {"input_ids", "labels", "cu_seqlens"};
+    constexpr std::string_view kResults[] = {"logits",       "loss", "aux_loss",   "router_logits",
+                                             "topk_indices", "grad", "loss_after", "param_after"};
+    for (const checkpoint::TensorInfo& info : file.tensors()) {
+        const std::string first = info.name.substr(0, info.name.find('.'));
+        if (std::find(std::begin(kInputs), std::end(kInputs), info.name) != std::end(kInputs)) continue;
+        if (std::find(std::begin(kResults), std::end(kResults), first) != std::end(kResults)) continue;
+        throw Error(
+            fmt::format("{}: {} is none of the tensors that count: {} (packed sequences take the "
+                        "place of padding)",
+                        file.path().string(), info.name, fmt::join(kInputs, ", ")));
+    }
+}
+
 Input read_input(const ForwardOptions& o, const nn::DecoderOptions& model) {
     const SafetensorsReader file(checkpoint::real_file_system(), o.input);
+    refuse_unknown(file);
     Input in;
     in.shape = file.at("input_ids").shape;
     if (in.shape.rank() < 1 || in.shape.rank() > 2 || in.shape.numel() == 0) {
@@ -112,9 +132,10 @@ class Results : public nn::Observer {
                 if (piece.dtype == DType::I32) {
                     reinterpret_cast<int64_t*>(entry.bytes.data())[begin + i] = piece.as<int32_t>()[i];
                 } else {
-                    const float x =
-                        piece.dtype == DType::BF16 ? to_float(piece.as<BF16>()[i]) : piece.as<float>()[i];
-                    reinterpret_cast<float*>(entry.bytes.data())[begin + i] = factor * x;
+                    const float x = factor * (piece.dtype == DType::BF16 ? to_float(piece.as<BF16>()[i])
+                                                                         : piece.as<float>()[i]);
+                    reinterpret_cast<float*>(entry.bytes.data())[begin + i] = x;
+                    if (not_finite_.empty() && !std::isfinite(x)) not_finite_ = name;
                 }
             }
         });
@@ -128,6 +149,8 @@ class Results : public nn::Observer {
     void record(const std::string& name, const View& value, const Exec&) override {
         add(name, value.shape, value);
     }
+    // The first of them with a NaN or an infinity; "" for none.
+    const std::string& not_finite() const { return not_finite_; }
 
     void write(const std::filesystem::path& path) const {
         std::vector<checkpoint::NamedView> tensors;
@@ -146,6 +169,7 @@ class Results : public nn::Observer {
     };
     HostStaging staging_;
     std::vector<Entry> entries_;
+    std::string not_finite_;
 };
 
 float scalar(const View& view, const Exec& exec) {
@@ -208,7 +232,10 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
     models::Model model(config::ModelConfig::load(o.model.string(), {}), o.model_options);
     Input in = read_input(o, model.options());
     if (o.gradients && in.labels == 0) {
-        throw Error(fmt::format("{}: --gradients needs labels that are not all -100", o.input.string()));
+        throw Error(
+            fmt::format("{}: --gradients needs a label that counts: not -100, and not the first of "
+                        "its sequence, which no token predicts",
+                        o.input.string()));
     }
     check_memory(o, model.parameters().numel());
     model.place({.dtype = o.dtype, .train = o.gradients, .gradients_only = true}, exec);
@@ -274,6 +301,12 @@ ForwardSummary forward(const ForwardOptions& o, const Exec& exec) {
         model.decoder().backward(std::move(context), run);
         model.parameters().finish_gradients(exec);
         add_gradients(model, in.labels, results);
+    }
+    if (!results.not_finite().empty()) {
+        log_warning(
+            fmt::format("{} has numbers that are not finite, the first such of {}: NaN or infinity "
+                        "in the weights of {}, or too large ones",
+                        results.not_finite(), o.output.string(), o.model.string()));
     }
     results.write(o.output);
     summary.tokens = count;

@@ -24,6 +24,7 @@ struct ModelOptions {
     bool megatron_scaled_init = false;  // attention's and experts' output projections std / √(2 · layers)
     bool decay_embedding = false;
     nn::LowPrecisionOptions low_precision;  // layers: what layer_precision says, empty without it
+    std::string layer_precision_place{};    // for messages
 };
 
 struct Family {

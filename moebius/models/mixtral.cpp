@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <initializer_list>
+#include <string_view>
 
 #include "moebius/base/error.h"
 #include "moebius/models/family.h"
@@ -12,13 +14,18 @@ namespace {
 using checkpoint::ExportPiece;
 using config::ModelConfig;
 
-[[noreturn]] void refuse(const ModelConfig& c, const std::string& text) {
-    throw Error(fmt::format("{}: {}", c.origin(), text));
+// The keys' places stand behind the sentence: of those that it names, no others.
+[[noreturn]] void refuse(const ModelConfig& c, std::initializer_list<std::string_view> keys,
+                         const std::string& text) {
+    std::string places;
+    for (const std::string_view key : keys)
+        places += fmt::format("{}{}: {}", places.empty() ? "" : "; ", key, c.place_of(key));
+    throw Error(fmt::format("{} ({})", text, places));
 }
 
 int64_t positive(const ModelConfig& c, const char* key) {
     const int64_t value = c.get_int(key);
-    if (value < 1) refuse(c, fmt::format("{} = {} must be at least 1", key, value));
+    if (value < 1) refuse(c, {key}, fmt::format("{} = {} must be at least 1", key, value));
     return value;
 }
 
@@ -26,7 +33,8 @@ int64_t positive(const ModelConfig& c, const char* key) {
 double number(const ModelConfig& c, const char* key, double fallback) {
     const double value = c.get_double(key, fallback);
     if (!(value >= 0) || std::isinf(static_cast<float>(value))) {
-        refuse(c, fmt::format("{} = {} must be at least 0 and a number that fp32 can hold", key, value));
+        refuse(c, {key},
+               fmt::format("{} = {} must be at least 0 and a number that fp32 can hold", key, value));
     }
     return value;
 }
@@ -34,20 +42,25 @@ double number(const ModelConfig& c, const char* key, double fallback) {
 // Keys that change the mathematics in a way that is not built: any value but the plain one is refused.
 void refuse_unsupported(const ModelConfig& c) {
     const std::string act = c.get_string("hidden_act", "silu");
-    if (act != "silu") refuse(c, fmt::format("hidden_act = {} is not supported; only silu is", act));
+    if (act != "silu")
+        refuse(c, {"hidden_act"}, fmt::format("hidden_act = {} is not supported; only silu is", act));
     const double dropout = c.get_double("attention_dropout", 0.0);
-    if (dropout != 0.0) refuse(c, fmt::format("attention_dropout = {} is not supported; only 0 is", dropout));
+    if (dropout != 0.0)
+        refuse(c, {"attention_dropout"},
+               fmt::format("attention_dropout = {} is not supported; only 0 is", dropout));
     for (const char* key : {"attention_bias", "mlp_bias", "use_bias"}) {
-        if (c.get_bool(key, false)) refuse(c, fmt::format("{} = true is not supported", key));
+        if (c.get_bool(key, false)) refuse(c, {key}, fmt::format("{} = true is not supported", key));
     }
     for (const char* key : {"rope_parameters.rope_type", "rope_scaling.rope_type", "rope_scaling.type"}) {
         const std::string type = c.get_string(key, "default");
-        if (type != "default") refuse(c, fmt::format("{} = {} is not supported; only default is", key, type));
+        if (type != "default")
+            refuse(c, {key}, fmt::format("{} = {} is not supported; only default is", key, type));
     }
     const double partial =
         c.get_double("rope_parameters.partial_rotary_factor", c.get_double("partial_rotary_factor", 1.0));
     if (partial != 1.0)
-        refuse(c, fmt::format("partial_rotary_factor = {} is not supported; only 1 is", partial));
+        refuse(c, {"partial_rotary_factor"},
+               fmt::format("partial_rotary_factor = {} is not supported; only 1 is", partial));
 }
 
 nn::AttentionOptions attention_options(const ModelConfig& c) {
@@ -56,25 +69,29 @@ nn::AttentionOptions attention_options(const ModelConfig& c) {
     a.heads = positive(c, "num_attention_heads");
     a.kv_heads = c.is_null("num_key_value_heads") ? a.heads : positive(c, "num_key_value_heads");
     if (a.heads % a.kv_heads != 0) {
-        refuse(c, fmt::format("num_attention_heads = {} must be a multiple of num_key_value_heads = {}",
-                              a.heads, a.kv_heads));
+        refuse(c, {"num_attention_heads", "num_key_value_heads"},
+               fmt::format("num_attention_heads = {} must be a multiple of num_key_value_heads = {}", a.heads,
+                           a.kv_heads));
     }
     if (c.is_null("head_dim")) {
         if (a.hidden % a.heads != 0) {
-            refuse(c, fmt::format(
-                          "hidden_size = {} must be a multiple of num_attention_heads = {} (or set head_dim)",
-                          a.hidden, a.heads));
+            refuse(c, {"hidden_size", "num_attention_heads"},
+                   fmt::format(
+                       "hidden_size = {} must be a multiple of num_attention_heads = {} (or set head_dim)",
+                       a.hidden, a.heads));
         }
         a.head_dim = a.hidden / a.heads;
     } else {
         a.head_dim = positive(c, "head_dim");
     }
-    if (a.head_dim % 2 != 0) refuse(c, fmt::format("head_dim = {} must be even", a.head_dim));
+    if (a.head_dim % 2 != 0) refuse(c, {"head_dim"}, fmt::format("head_dim = {} must be even", a.head_dim));
     a.window = c.get_int("sliding_window", 0);
-    if (a.window < 0) refuse(c, fmt::format("sliding_window = {} must be positive or null", a.window));
+    if (a.window < 0)
+        refuse(c, {"sliding_window"}, fmt::format("sliding_window = {} must be positive or null", a.window));
     const double theta = number(c, "rope_parameters.rope_theta", number(c, "rope_theta", 1e6));
     a.rope_theta = static_cast<float>(theta);
-    if (!(a.rope_theta > 0)) refuse(c, fmt::format("rope_theta = {} must be positive (in fp32)", theta));
+    if (!(a.rope_theta > 0))
+        refuse(c, {"rope_theta"}, fmt::format("rope_theta = {} must be positive (in fp32)", theta));
     return a;
 }
 
@@ -85,17 +102,20 @@ ops::RouterOptions router_options(const ModelConfig& c, const ModelOptions& o, i
     r.num_groups = o.num_groups;
     r.topk_groups = o.topk_groups;
     if (r.topk > experts) {
-        refuse(c, fmt::format("num_experts_per_tok = {} must not exceed num_local_experts = {}", r.topk,
-                              experts));
+        refuse(
+            c, {"num_experts_per_tok", "num_local_experts"},
+            fmt::format("num_experts_per_tok = {} must not exceed num_local_experts = {}", r.topk, experts));
     }
     if (experts % r.num_groups != 0) {
-        refuse(c, fmt::format("num_local_experts = {} must be a multiple of router.num_groups = {}", experts,
-                              r.num_groups));
+        refuse(c, {"num_local_experts"},
+               fmt::format("num_local_experts = {} must be a multiple of router.num_groups = {}", experts,
+                           r.num_groups));
     }
     if (r.topk_groups > r.num_groups || r.topk_groups * (experts / r.num_groups) < r.topk) {
-        refuse(c, fmt::format("router.topk_groups = {} of {} groups of {} experts leave too few for "
-                              "num_experts_per_tok = {}",
-                              r.topk_groups, r.num_groups, experts / r.num_groups, r.topk));
+        refuse(c, {"num_local_experts", "num_experts_per_tok"},
+               fmt::format("router.topk_groups = {} of {} groups of {} experts leave too few for "
+                           "num_experts_per_tok = {}",
+                           r.topk_groups, r.num_groups, experts / r.num_groups, r.topk));
     }
     return r;
 }
@@ -128,6 +148,8 @@ void check_size(const ModelConfig& c, const nn::DecoderOptions& d) {
     const double all = real(d.layers) * layer + 2 * real(d.vocab) * hidden;
     if (all <= kMostParameters && d.layers <= kMostLayers && e.experts <= kMostExperts) return;
     refuse(c,
+           {"num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "num_local_experts",
+            "intermediate_size", "vocab_size"},
            fmt::format("a model of {:.3g} parameters is too large (at most {:.0e} parameters, {} layers, {} "
                        "experts): num_hidden_layers = {}, hidden_size = {}, num_attention_heads = {}, "
                        "head_dim = {}, num_local_experts = {}, intermediate_size = {}, vocab_size = {}",
@@ -141,15 +163,21 @@ nn::LowPrecisionOptions low_precision_options(const ModelConfig& c, const ModelO
     if (!low.recipe) return low;
     if (!low.layers.empty()) {
         if (static_cast<int64_t>(low.layers.size()) == layers) return low;
-        refuse(c, fmt::format("layer_precision lists {} layers, but num_hidden_layers = {}",
-                              low.layers.size(), layers));
+        std::string list;
+        for (const bool low_layer : low.layers)
+            list += fmt::format("{}{}", list.empty() ? "" : ", ", low_layer ? "fp8" : "bf16");
+        refuse(c, {"num_hidden_layers"},
+               fmt::format("layer_precision = [{}]{} lists {} layers, but num_hidden_layers = {}", list,
+                           o.layer_precision_place.empty() ? "" : " (" + o.layer_precision_place + ")",
+                           low.layers.size(), layers));
     }
     const int64_t start = c.get_int("num_layers_at_start_in_bf16", 0),
                   end = c.get_int("num_layers_at_end_in_bf16", 0);
     if (start < 0 || end < 0 || start > layers || end > layers - start) {
-        refuse(c, fmt::format("num_layers_at_start_in_bf16 = {} and num_layers_at_end_in_bf16 = {} must be "
-                              "from 0 to num_hidden_layers = {} together",
-                              start, end, layers));
+        refuse(c, {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "num_hidden_layers"},
+               fmt::format("num_layers_at_start_in_bf16 = {} and num_layers_at_end_in_bf16 = {} must be "
+                           "from 0 to num_hidden_layers = {} together",
+                           start, end, layers));
     }
     for (int64_t i = 0; i < layers; ++i) low.layers.push_back(i >= start && i < layers - end);
     return low;
@@ -162,11 +190,13 @@ nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) 
     d.layers = positive(c, "num_hidden_layers");
     d.tied_embeddings = c.get_bool("tie_word_embeddings", false);
     if (o.spike_no_more_embedding_init && d.tied_embeddings) {
-        refuse(c, "spike_no_more_embedding_init = true needs tie_word_embeddings = false");
+        refuse(c, {"tie_word_embeddings"},
+               "spike_no_more_embedding_init = true needs tie_word_embeddings = false");
     }
     d.padding_idx = c.get_int("pad_token_id", -1);
     if (d.padding_idx >= d.vocab) {
-        refuse(c, fmt::format("pad_token_id = {} must be below vocab_size = {}", d.padding_idx, d.vocab));
+        refuse(c, {"pad_token_id", "vocab_size"},
+               fmt::format("pad_token_id = {} must be below vocab_size = {}", d.padding_idx, d.vocab));
     }
     const double std = number(c, "initializer_range", 0.02);
     const double out_std =
@@ -195,7 +225,8 @@ nn::DecoderOptions decoder_options(const ModelConfig& c, const ModelOptions& o) 
     layer.moe.input_jitter = static_cast<float>(c.get_double("router_jitter_noise", 0.0));
     layer.moe.router_init_std = std;
     if (layer.moe.input_jitter < 0 || layer.moe.input_jitter >= 1) {
-        refuse(c, fmt::format("router_jitter_noise = {} must be in [0, 1)", layer.moe.input_jitter));
+        refuse(c, {"router_jitter_noise"},
+               fmt::format("router_jitter_noise = {} must be in [0, 1)", layer.moe.input_jitter));
     }
     check_size(c, d);
     d.low_precision = low_precision_options(c, o, d.layers);

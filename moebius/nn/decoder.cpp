@@ -118,6 +118,15 @@ int64_t Decoder::low_precision_numel() {
     return total;
 }
 
+int64_t Decoder::amax_history_numel() {
+    const auto& recipe = options_.low_precision.recipe;
+    if (!recipe || recipe->source != precision::ScaleSource::Delayed) return 0;
+    constexpr int64_t kRoles = 3;
+    int64_t scales = 0;
+    for (const auto& member : low_precision_members()) scales += member.linear->matrix().experts;
+    return checked_mul(kRoles * scales, recipe->delayed.history_length);
+}
+
 std::shared_ptr<const precision::Recipe> Decoder::recipe_of(size_t layer, const Run& run) const {
     const LowPrecisionOptions& options = options_.low_precision;
     if (!options.recipe) return run.recipe;

@@ -79,6 +79,8 @@ class Decoder {
     LowPrecisionState& low_precision() { return low_precision_; }
     // Of the weights that are quantized, placed or not.
     int64_t low_precision_numel();
+    // Numbers of DelayedScaling's histories; 0 under another recipe.
+    int64_t amax_history_numel();
     const DecoderOptions& options() const { return options_; }
     DecoderLayer& layer(int64_t index) { return *layers_[static_cast<size_t>(index)]; }
     void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }

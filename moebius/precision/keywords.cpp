@@ -28,8 +28,9 @@ std::string listed(const Strings& strings) {
 
 }  // namespace
 
-KeywordReader::KeywordReader(std::string recipe, std::string fp8_format, const Keywords& keywords)
-    : recipe_(std::move(recipe)), fp8_format_(std::move(fp8_format)), keywords_(keywords) {}
+KeywordReader::KeywordReader(std::string recipe, std::string fp8_format, const Keywords& keywords,
+                             const std::map<std::string, std::string>& places)
+    : recipe_(std::move(recipe)), fp8_format_(std::move(fp8_format)), keywords_(keywords), places_(places) {}
 
 const KeywordValue* KeywordReader::find(const std::string& key) {
     known_.insert(key);
@@ -40,7 +41,9 @@ const KeywordValue* KeywordReader::find(const std::string& key) {
 void KeywordReader::fail(const std::string& key, const std::string& problem) const {
     const auto found = keywords_.find(key);
     const std::string value = found == keywords_.end() ? "" : " = " + text(found->second);
-    throw Error(fmt::format("{}.{}{} ({}): {}", kKeywords, key, value, recipe_, problem));
+    const auto place = places_.find(key);
+    throw Error(fmt::format("{}.{}{} ({}): {}{}", kKeywords, key, value, recipe_, problem,
+                            place == places_.end() ? "" : " (" + place->second + ")"));
 }
 
 std::optional<bool> KeywordReader::flag(const std::string& key) {

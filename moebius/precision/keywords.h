@@ -1,6 +1,7 @@
 // Keyword arguments of a recipe as they are read: each key once, what is left over is an error.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,7 +12,8 @@ namespace moebius::precision {
 
 class KeywordReader {
   public:
-    KeywordReader(std::string recipe, std::string fp8_format, const Keywords& keywords);
+    KeywordReader(std::string recipe, std::string fp8_format, const Keywords& keywords,
+                  const std::map<std::string, std::string>& places);
 
     std::optional<bool> flag(const std::string& key);
     std::optional<int64_t> integer(const std::string& key, int64_t least, int64_t most);
@@ -23,7 +25,7 @@ class KeywordReader {
     // fp8_format, from its own key or from among the keywords: true for HYBRID.
     bool hybrid(const std::string& standard);
 
-    // "fp8_config.fp8_recipe_kwargs.margin = 3 (Float8BlockScaling): <problem>"
+    // "fp8_config.fp8_recipe_kwargs.margin = 3 (Float8BlockScaling): <problem> (train.yaml:6)"
     [[noreturn]] void fail(const std::string& key, const std::string& problem) const;
     // Throws Error if a keyword was not asked for.
     void done() const;
@@ -33,6 +35,7 @@ class KeywordReader {
 
     std::string recipe_, fp8_format_;
     const Keywords& keywords_;
+    const std::map<std::string, std::string>& places_;
     std::set<std::string> known_;
 };
 

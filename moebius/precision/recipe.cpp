@@ -44,12 +44,13 @@ OperandRule Recipe::operand(Role role, Use use) const {
 }
 
 std::shared_ptr<const Recipe> make_recipe(const std::string& name, const std::string& fp8_format,
-                                          const Keywords& keywords) {
+                                          const Keywords& keywords,
+                                          const std::map<std::string, std::string>& places) {
     std::string names;
     for (const Row& row : kRecipes) {
         names += (names.empty() ? "" : ", ") + std::string(row.name);
         if (row.name != name) continue;
-        KeywordReader reader(name, fp8_format, keywords);
+        KeywordReader reader(name, fp8_format, keywords, places);
         Recipe recipe = row.make(reader);
         reader.done();
         recipe.name = name;

@@ -73,9 +73,11 @@ using Keywords = std::map<std::string, KeywordValue>;
 
 // By name ("Float8BlockScaling"), fp8_format ("E4M3" or "HYBRID": gradients in E5M2; "": the recipe's
 // default) and keyword arguments. Throws Error naming key and value: an unknown name, a keyword that this
-// recipe does not have, a value that does not fit, or two that contradict each other.
+// recipe does not have, a value that does not fit, or two that contradict each other; of a keyword in
+// `places` where it stands, too.
 std::shared_ptr<const Recipe> make_recipe(const std::string& name, const std::string& fp8_format,
-                                          const Keywords& keywords);
+                                          const Keywords& keywords,
+                                          const std::map<std::string, std::string>& places = {});
 std::vector<std::string> recipe_names();
 
 }  // namespace moebius::precision

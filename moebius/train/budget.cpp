@@ -152,12 +152,13 @@ int64_t available_memory(const Device& device) {
     return device.kind() == DeviceKind::Cpu ? available_memory() : cuda_backend::memory().free;
 }
 
-void check_memory_for_parameters(int64_t numel, int64_t quantized, const PlaceOptions& options,
+void check_memory_for_parameters(int64_t numel, const KeptByRecipe& recipe, const PlaceOptions& options,
                                  bool async_save, const Device& device) {
     const int64_t each = bytes_per_parameter(options);
     // A code for each direction; scales are few beside them.
-    const int64_t kept = checked_mul(quantized, 2);
-    const int64_t needed = checked_add(checked_mul(numel, each), kept), there = available_memory(device);
+    const int64_t kept = checked_mul(recipe.quantized, 2), histories = bytes_of(DType::F32, recipe.histories);
+    const int64_t needed = checked_add(checked_mul(numel, each), checked_add(kept, histories)),
+                  there = available_memory(device);
     if (needed <= there) {
         if (async_save) check_memory_for_copy(numel, options, device.kind() == DeviceKind::Cpu ? needed : 0);
         return;
@@ -165,12 +166,16 @@ void check_memory_for_parameters(int64_t numel, int64_t quantized, const PlaceOp
     throw DeviceError(
         fmt::format("{} parameters need {:.2f} GiB ({} bytes each: weights, gradients, optimizer state), "
                     "{:.2f} GiB are free{}: make the model smaller (config_kwargs.num_hidden_layers, "
-                    "num_local_experts, intermediate_size, hidden_size){}{}",
+                    "num_local_experts, intermediate_size, hidden_size){}{}{}",
                     numel, static_cast<double>(needed) / kGiB, each, static_cast<double>(there) / kGiB,
                     where(device), smaller_state(options),
                     kept > 0 ? fmt::format("; quantized weights take {:.2f} GiB of it (fp8_config.enabled)",
                                            static_cast<double>(kept) / kGiB)
-                             : ""));
+                             : "",
+                    histories > 0 ? fmt::format("; DelayedScaling's histories {:.2f} GiB "
+                                                "(fp8_config.fp8_recipe_kwargs.amax_history_len)",
+                                                static_cast<double>(histories) / kGiB)
+                                  : ""));
 }
 
 void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c) {

@@ -34,9 +34,12 @@ int64_t available_memory(const Device& device);
 
 // Throw DeviceError naming the bytes needed, what holds them, and the keys to change, where they exceed what
 // there is.
-// `quantized`: of these parameters, those that are kept in low precision too. `async_save`: with the copy on
-// the host from which checkpoints are written behind the steps.
-void check_memory_for_parameters(int64_t numel, int64_t quantized, const PlaceOptions& options,
+// `async_save`: with the copy on the host from which checkpoints are written behind the steps.
+struct KeptByRecipe {
+    int64_t quantized = 0;  // of these parameters, those that are kept in low precision too
+    int64_t histories = 0;  // numbers of DelayedScaling's
+};
+void check_memory_for_parameters(int64_t numel, const KeptByRecipe& recipe, const PlaceOptions& options,
                                  bool async_save, const Device& device);
 void check_memory_for_batches(const data::BatchShape& shape, const config::TrainConfig& c);
 void check_memory_for_step(const StepPlan& plan, const PoolReport& held, const config::TrainConfig& c,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "moebius/base/error.h"
@@ -37,6 +38,7 @@ nn::LowPrecisionOptions low_precision_options(const config::TrainConfig& c) {
     nn::LowPrecisionOptions options;
     if (c.fp8_config.fp8_recipe.empty()) return options;  // of a command that has no default
     precision::Keywords keywords;
+    std::map<std::string, std::string> places;
     for (const auto& [key, literal] : c.fp8_config.fp8_recipe_kwargs) {
         const auto value = keyword_value(literal.json);
         if (!value) {
@@ -45,9 +47,10 @@ nn::LowPrecisionOptions low_precision_options(const config::TrainConfig& c) {
                             key, literal.json, literal.place));
         }
         keywords[key] = *value;
+        if (!literal.place.empty()) places[key] = literal.place;
     }
     // Made where it is not used too: a keyword that is wrong is an error, never ignored.
-    auto recipe = precision::make_recipe(c.fp8_config.fp8_recipe, c.fp8_config.fp8_format, keywords);
+    auto recipe = precision::make_recipe(c.fp8_config.fp8_recipe, c.fp8_config.fp8_format, keywords, places);
     if (!c.fp8_config.enabled) return options;
     options.recipe = std::move(recipe);
     for (const std::string& name : c.layer_precision.value_or(std::vector<std::string>()))
@@ -124,7 +127,7 @@ std::vector<TensorStatistics> StatisticsCopy::read(const nn::LowPrecisionState& 
     return all;
 }
 
-std::string describe_low_precision(const nn::Decoder& decoder) {
+std::string describe_low_precision(nn::Decoder& decoder) {
     const nn::LowPrecisionOptions& o = decoder.options().low_precision;
     int64_t layers = 0;
     for (int64_t i = 0; i < decoder.options().layers; ++i) layers += o.uses(static_cast<size_t>(i));
@@ -142,11 +145,15 @@ std::string describe_low_precision(const nn::Decoder& decoder) {
                                           : fmt::format("quantized weights take {:.1f} MiB beside {}",
                                                         static_cast<double>(kept) / kMiB,
                                                         o.persistent ? "fp32 masters alone" : "the others");
+    const int64_t history = bytes_of(DType::F32, decoder.amax_history_numel());
+    const std::string histories =
+        history == 0 ? ""
+                     : fmt::format("; amax histories take {:.1f} MiB", static_cast<double>(history) / kMiB);
     return fmt::format(
-        "{} ({}{}) in {} of {} layers: products of attention's projections and of the experts; {}",
+        "{} ({}{}) in {} of {} layers: products of attention's projections and of the experts; {}{}",
         o.recipe->name, element_name(forward),
         gradient == forward ? "" : fmt::format(", gradients {}", element_name(gradient)), layers,
-        decoder.options().layers, weights);
+        decoder.options().layers, weights, histories);
 }
 
 DType product_dtype(const nn::DecoderOptions& options, DType dtype, const Device& device) {

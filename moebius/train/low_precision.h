@@ -42,7 +42,7 @@ class StatisticsCopy {
 };
 
 // "DelayedScaling (E4M3, gradients E5M2) in 10 of 12 layers: attention's projections and the experts; …"
-std::string describe_low_precision(const nn::Decoder& decoder);
+std::string describe_low_precision(nn::Decoder& decoder);
 
 // What the model's matrix products run in, for the device's peak.
 DType product_dtype(const nn::DecoderOptions& options, DType dtype, const Device& device);

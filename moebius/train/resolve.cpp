@@ -1,6 +1,7 @@
 #include "moebius/train/resolve.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -43,7 +44,8 @@ PlaceOptions place_options(const config::TrainConfig& c) {
             .train = true};
 }
 
-models::ModelOptions model_options(const config::TrainConfig& c) {
+models::ModelOptions model_options(const config::TrainConfig& c,
+                                   const std::map<std::string, std::string>& places) {
     models::ModelOptions o;
     o.expert_mode = c.expert_ffn_mode == "loop"             ? nn::ExpertMode::Loop
                     : c.expert_ffn_mode == "grouped_linear" ? nn::ExpertMode::GroupedLinear
@@ -63,6 +65,8 @@ models::ModelOptions model_options(const config::TrainConfig& c) {
     o.megatron_scaled_init = c.use_megatron_scaled_init;
     o.decay_embedding = !c.skip_embedding_weight_decay;
     o.low_precision = low_precision_options(c);
+    const auto list = places.find("layer_precision");
+    if (list != places.end()) o.layer_precision_place = list->second;
     return o;
 }
 
@@ -129,10 +133,39 @@ int available_cpus() {
     return std::max(1, allowed > 0 ? std::min(cpus, allowed) : cpus);
 }
 
-void check_device(const config::TrainConfig& c, const Device& device) {
+namespace {
+
+// A variant of another device's, by name: refused before an operation needs it.
+void check_kernel(const std::string& name, const std::string& variant, const Device& device,
+                  const std::string& place) {
+    const auto& ops = ops::registry();
+    const auto op = std::find_if(ops.begin(), ops.end(), [&](const auto& row) { return row.name == name; });
+    if (op == ops.end()) return;
+    bool other = false;
+    std::vector<std::string> here;
+    for (const ops::VariantInfo& row : op->variants) {
+        if (row.covers(device.kind(), device.cc())) here.push_back(row.name);
+        other = other || (row.name == variant && row.kind != device.kind());
+    }
+    if (!other) return;
+    throw Error(fmt::format("kernels.{} = {}{}: this variant is for another device; for this one: {}", name,
+                            variant, place,
+                            here.empty() ? "none" : fmt::format("{}", fmt::join(here, ", "))));
+}
+
+}  // namespace
+
+void check_device(const config::TrainConfig& c, const Device& device,
+                  const std::map<std::string, std::string>& places) {
+    const auto place = [&](const std::string& key) {
+        const auto found = places.find(key);
+        return found == places.end() ? "" : fmt::format(" ({})", found->second);
+    };
+    for (const auto& [op, variant] : c.kernels) check_kernel(op, variant, device, place("kernels." + op));
     if (device.kind() == DeviceKind::Cpu) {
         if (c.cuda_graph == "on") {
-            throw Error(fmt::format("cuda_graph = on needs a GPU, but device = {} takes the CPU", c.device));
+            throw Error(fmt::format("cuda_graph = on{} needs a GPU, but device = {}{} takes the CPU",
+                                    place("cuda_graph"), c.device, place("device")));
         }
         return;
     }
@@ -142,6 +175,34 @@ void check_device(const config::TrainConfig& c, const Device& device) {
             "(device=cpu); "
             "on a GPU use grouped_linear or fused_grouped_mlp");
     }
+}
+
+std::vector<std::string> unused_fp8_keys(const config::Fp8Config& c) {
+    std::vector<std::string> lines;
+    if (c.enabled) return lines;
+    const config::Fp8Config unset;
+    const auto unused = [&](const char* key, const std::string& value, const std::string& usual) {
+        if (value == usual) return;
+        lines.push_back(
+            fmt::format("fp8_config.{} = {} changes nothing while fp8_config.enabled = false", key, value));
+    };
+    unused("fp8_recipe", c.fp8_recipe, unset.fp8_recipe);
+    unused("fp8_format", c.fp8_format, unset.fp8_format);
+    unused("keep_weights", c.keep_weights, unset.keep_weights);
+    if (!c.fp8_recipe_kwargs.empty()) unused("fp8_recipe_kwargs", "{…}", "");
+    return lines;
+}
+
+std::vector<std::string> unused_kernels(const ForcedVariants& forced, const VariantLog& log) {
+    std::vector<std::string> lines;
+    for (const auto& [op, variant] : forced) {
+        const auto& ran = log.entries();
+        if (std::any_of(ran.begin(), ran.end(), [&, &name = op](const auto& e) { return e.op == name; }))
+            continue;
+        lines.push_back(
+            fmt::format("kernels.{0} = {1}: no operation of a step is {0} with these settings", op, variant));
+    }
+    return lines;
 }
 
 void check_aux_loss(const models::Model& model, const config::TrainConfig& c) {
@@ -164,7 +225,8 @@ std::vector<std::string> keys_beyond_hugging_face(const config::TrainConfig& c) 
 }
 
 void check_model_fits_data(const models::Model& model, const data::Tokenizer& tokenizer,
-                           const config::TrainConfig& c) {
+                           const config::Loaded& loaded) {
+    const config::TrainConfig& c = loaded.config;
     const config::ModelConfig& m = model.config();
     if (model.options().vocab < tokenizer.vocab_size()) {
         throw Error(fmt::format(
@@ -175,8 +237,8 @@ void check_model_fits_data(const models::Model& model, const data::Tokenizer& to
         const int64_t value = m.get_int(key, id);
         if (value != id) {
             throw Error(
-                fmt::format("{}: {} = {}, but dataset.tokenizer = {} uses {} (set config_kwargs.{}={})",
-                            m.origin(), key, value, c.dataset.tokenizer, id, key, id));
+                fmt::format("{} = {} ({}), but dataset.tokenizer = {} uses {} (set config_kwargs.{}={})", key,
+                            value, m.place_of(key), c.dataset.tokenizer, id, key, id));
         }
     };
     check("pad_token_id", tokenizer.pad());
@@ -184,9 +246,10 @@ void check_model_fits_data(const models::Model& model, const data::Tokenizer& to
     check("eos_token_id", tokenizer.eos());
     const int64_t longest = m.get_int("max_position_embeddings", c.dataset.max_seq_length);
     if (c.dataset.max_seq_length > longest) {
-        throw Error(
-            fmt::format("dataset.max_seq_length = {} exceeds config_kwargs.max_position_embeddings = {}",
-                        c.dataset.max_seq_length, longest));
+        throw Error(fmt::format(
+            "dataset.max_seq_length = {} ({}) exceeds config_kwargs.max_position_embeddings = {} ({})",
+            c.dataset.max_seq_length, loaded.place_of("dataset.max_seq_length"), longest,
+            m.place_of("max_position_embeddings")));
     }
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "moebius/config/load.h"
@@ -15,7 +17,9 @@ namespace moebius::train {
 config::Choices registry_choices();
 
 DType dtype_from(const std::string& name);  // "fp32", "bf16"
-models::ModelOptions model_options(const config::TrainConfig& c);
+// `places`, as config::Loaded has them, are for messages.
+models::ModelOptions model_options(const config::TrainConfig& c,
+                                   const std::map<std::string, std::string>& places = {});
 // What is kept of each parameter, and in which types.
 PlaceOptions place_options(const config::TrainConfig& c);
 StepOptions step_options(const config::TrainConfig& c, const data::BatchShape& shape);
@@ -27,8 +31,15 @@ data::LoaderOptions loader_options(const config::TrainConfig& c);
 // CPUs that this process may run on, by its affinity and its control group's share of time.
 int available_cpus();
 
-// What the configuration asks of the device and the device cannot do. Throws Error naming keys and values.
-void check_device(const config::TrainConfig& c, const Device& device);
+// What the configuration asks of the device and the device cannot do. Throws Error naming keys, values and,
+// of those in `places` (as config::Loaded has them), where they stand.
+void check_device(const config::TrainConfig& c, const Device& device,
+                  const std::map<std::string, std::string>& places = {});
+
+// What was set and counts for nothing, a sentence each: keys of FP8 without it, variants of operations that
+// `log` of a step does not have.
+std::vector<std::string> unused_fp8_keys(const config::Fp8Config& c);
+std::vector<std::string> unused_kernels(const ForcedVariants& forced, const VariantLog& log);
 
 // A coefficient of the load-balancing loss that was set and would count for nothing. Throws Error.
 void check_aux_loss(const models::Model& model, const config::TrainConfig& c);
@@ -40,6 +51,6 @@ std::vector<std::string> keys_beyond_hugging_face(const config::TrainConfig& c);
 // Contradictions between the model and the data: vocabulary, special tokens. Throws Error naming keys and
 // values.
 void check_model_fits_data(const models::Model& model, const data::Tokenizer& tokenizer,
-                           const config::TrainConfig& c);
+                           const config::Loaded& loaded);
 
 }  // namespace moebius::train

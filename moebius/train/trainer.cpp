@@ -103,7 +103,7 @@ Trainer::Trainer(const TrainOptions& options)
       machine_(c_.device, thread_count(c_)),
       world_(make_communicator("self")),
       model_(config::ModelConfig::load(c_.config_name_or_path, options.config_dirs, c_.config_kwargs),
-             model_options(c_)),
+             model_options(c_, options.loaded.places)),
       staging_(machine_.exec()),
       behind_(static_cast<size_t>(options.results_behind.value_or(machine_.on_gpu() ? 1 : 0))) {
     MOEBIUS_CHECK(behind_ < Step::kInFlight, behind_);
@@ -113,10 +113,10 @@ Trainer::Trainer(const TrainOptions& options)
 }
 
 TrainResult Trainer::run() {
-    check_device(c_, machine_.device());
+    check_device(c_, machine_.device(), options_.loaded.places);
     check_aux_loss(model_, c_);
     data_ = open_data(c_);
-    check_model_fits_data(model_, *data_.tokenizer, c_);
+    check_model_fits_data(model_, *data_.tokenizer, options_.loaded);
     note(machine_.line());
     open_run();
     if (result_.already_complete) return result_;
@@ -131,9 +131,11 @@ void Trainer::open_run() {
     // Codes alone take what weights in bf16 would.
     const nn::LowPrecisionOptions& low = model_.options().low_precision;
     const bool beside = low.keeps_weights(machine_.device()) && !(low.persistent && c_.dtype != "fp32");
-    check_memory_for_parameters(model_.parameters().numel(),
-                                beside ? model_.decoder().low_precision_numel() : 0, place_options(c_),
-                                c_.checkpoint.async_save, machine_.device());
+    nn::Decoder& decoder = model_.decoder();
+    check_memory_for_parameters(
+        model_.parameters().numel(),
+        {.quantized = beside ? decoder.low_precision_numel() : 0, .histories = decoder.amax_history_numel()},
+        place_options(c_), c_.checkpoint.async_save, machine_.device());
     const std::filesystem::path ckpt_dir = c_.checkpoint.ckpt_dir;
     if (!c_.checkpoint.resume_from_checkpoint) {
         // The one inside the other goes with it, so that nothing is left for the second turn.
@@ -267,8 +269,9 @@ StepPlan Trainer::make_step() {
                         fmt::join(keys, ", ")));
     }
     if (m.options().low_precision.recipe)
-        note(fmt::format("low precision: {}", describe_low_precision(m.decoder())));
+        note(fmt::format("low precision: {}", describe_low_precision(model_.decoder())));
     note_fusion(plan.variants);
+    for (const std::string& line : unused_kernels(c_.kernels, plan.variants)) note("warning: " + line);
     if (machine_.on_gpu()) note_graph(options.cuda_graph);
     note_data();
     return plan;
@@ -277,18 +280,7 @@ StepPlan Trainer::make_step() {
 void Trainer::note_data() const {
     note(fmt::format("data: {} training windows of {} files, {} tokens held out", data_.training->size(),
                      data_.inputs.size(), data_.held_out ? data_.held_out->tokens() : 0));
-    if (!c_.fp8_config.enabled) {
-        const config::Fp8Config unset;
-        const auto unused = [&](const char* key, const std::string& value, const std::string& usual) {
-            if (value == usual) return;
-            note(fmt::format("warning: fp8_config.{} = {} changes nothing while fp8_config.enabled = false",
-                             key, value));
-        };
-        unused("fp8_recipe", c_.fp8_config.fp8_recipe, unset.fp8_recipe);
-        unused("fp8_format", c_.fp8_config.fp8_format, unset.fp8_format);
-        unused("keep_weights", c_.fp8_config.keep_weights, unset.keep_weights);
-        if (!c_.fp8_config.fp8_recipe_kwargs.empty()) unused("fp8_recipe_kwargs", "{…}", "");
-    }
+    for (const std::string& line : unused_fp8_keys(c_.fp8_config)) note("warning: " + line);
     if (const double share = data_.dataset->uncertain_share();
         share >= 0.01 && c_.dataset.mask_degenerate_bases) {
         note(fmt::format(

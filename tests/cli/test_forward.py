@@ -65,7 +65,8 @@ class ForwardTest(program.TestCase):
         self.assertLess(struct.unpack("<f", out["loss"][2])[0], 0.1)
         self.assertTrue(all(-1e3 < x < 1e3 for x in struct.unpack("<256f", out["logits"][2])))
         (self.folder / "out.safetensors").unlink()
-        self.rejected("--gradients", *self.inputs(input_ids=one, labels=one), "--gradients")
+        first = "the first of its sequence"
+        self.rejected(["--gradients", first], *self.inputs(input_ids=one, labels=one), "--gradients")
         # Of three sequences the one of two tokens alone has a label that counts.
         ids = program.integers([65, 67, 71, 84], [4])
         borders = program.integers([0, 1, 3, 4], dtype="I32")
@@ -93,6 +94,7 @@ class ForwardTest(program.TestCase):
             ({"input_ids": program.integers([], [1, 0])}, ["input_ids"]),
             ({"input_ids": ("F32", [1, 2], bytes(8))}, ["input_ids", "F32"]),
             ({"labels": ids}, ["input_ids"]),
+            ({"input_ids": ids, "attention_mask": ids}, ["attention_mask", "input_ids, labels, cu_seqlens"]),
             ({"input_ids": ids, "labels": program.integers([65, 67, 71, 84], [4])}, ["labels", "(4)", "(1, 4)"]),
             ({"input_ids": ids, "labels": program.integers([0, 300, 0, 0], [1, 4])}, ["labels[1] = 300"]),
             ({"input_ids": ids, "cu_seqlens": program.integers([0, 3, 2, 4], dtype="I32")}, ["cu_seqlens"]),
@@ -124,7 +126,19 @@ class ForwardTest(program.TestCase):
         self.rejected("--threads -1", *good, "--threads", "-1")
         self.rejected("--threads", *good, "--threads", "99999999")
         self.rejected("--dtype fp8", *good, "--dtype", "fp8")
-        self.rejected("fp8_recipe = Float9", *good, "--fp8-recipe", "Float9")
+        for value in ("x", "1.5", "99999999999999"):
+            self.rejected(["error: --threads", f"{value} is not a whole number"], *good, "--threads", value)
+        self.rejected("--fp8-recipe Float9 is not one of none, MXFP8BlockScaling", *good, "--fp8-recipe", "Float9")
+        recipe = ["--fp8-recipe", "DelayedScaling"]
+        self.rejected("--fp8-format E5M2 is not one of E4M3, HYBRID", *good, *recipe, "--fp8-format", "E5M2")
+        nope = [*good[:2], self.folder / "nope", *good[3:]]
+        self.rejected(["--model", "nope is no model folder", "nope/config.json"], *nope)
+        unused = self.moebius(*good, "device=cpu", "kernels.add=cpu", "kernels.grouped_gemm_quantized=cpu").stderr
+        self.assertRegex(unused, "^warning: kernels.grouped_gemm_quantized = cpu: no operation .*\n$")
+        (self.folder / "out.safetensors").unlink()
+        self.rejected("--device cuda and device=cpu contradict", *good, "--device", "cuda", "device=cpu")
+        kernels = ["kernels.gemm=cpu_naive", "kernels.gemm=cpu_packed"]
+        self.rejected("kernels.gemm=cpu_naive and kernels.gemm=cpu_packed contradict", *good, *kernels)
         self.rejected("--fp8-recipe has no name after it", *good, "--fp8-recipe", "")
         self.rejected("--fp8-format HYBRID needs --fp8-recipe", *good, "--fp8-format", "HYBRID")
         self.rejected("--expert-ffn-mode nonsense", *good, "--expert-ffn-mode", "nonsense")
@@ -196,6 +210,15 @@ class ForwardTest(program.TestCase):
                     *program.tiny(self.fasta, self.folder / "second"),
                     f"init_from_pretrained={folder}",
                 )
+
+    def test_numbers_that_are_not_finite_are_said_aloud(self):
+        def nan(tensors):
+            dtype, shape, data = tensors["model.norm.weight"]
+            tensors["model.norm.weight"] = (dtype, shape, struct.pack("<f", float("nan")) + data[4:])
+
+        arguments = self.inputs(input_ids=program.integers([65, 67], [1, 2]))
+        arguments[2] = self.damaged(nan)
+        self.assertRegex(self.moebius(*arguments).stderr, "warning: logits has numbers that are not finite")
 
     def test_files_that_are_damaged(self):
         arguments = self.inputs(input_ids=program.integers([65, 67], [1, 2]))

@@ -18,9 +18,10 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-std::string refusal(int64_t numel, const PlaceOptions& options, bool async_save) {
+std::string refusal(int64_t numel, const PlaceOptions& options, bool async_save,
+                    const KeptByRecipe& recipe = {}) {
     try {
-        check_memory_for_parameters(numel, 0, options, async_save, Device::cpu());
+        check_memory_for_parameters(numel, recipe, options, async_save, Device::cpu());
     } catch (const DeviceError& error) {
         return error.what();
     }
@@ -41,6 +42,14 @@ TEST(Budget, TheCopyOfAsyncSaveCounts) {
     // What does not fit by itself is not blamed on the copy.
     EXPECT_THAT(refusal(numel * 4, fp32, true),
                 AllOf(HasSubstr("parameters need"), Not(HasSubstr("async_save"))));
+}
+
+TEST(Budget, HistoriesOfAmaxesCount) {
+    const PlaceOptions fp32{.train = true};
+    const int64_t histories = available_memory() / 4;  // numbers of 4 bytes
+    EXPECT_EQ(refusal(1000, fp32, false, {.histories = histories / 2}), "");
+    EXPECT_THAT(refusal(1000, fp32, false, {.histories = histories * 2}),
+                AllOf(HasSubstr("DelayedScaling's histories"), HasSubstr("amax_history_len")));
 }
 
 TEST(Budget, AStepThatDoesNotFitIsAdvisedWhatIsNotSetYet) {

@@ -318,19 +318,30 @@ TEST_F(LowPrecisionRun, WhichWeightsAreHeldAsCodesStaysWithinARun) {
     EXPECT_EQ(message(keys(0, with(kCodesAlone, {kPreserve}))), "no error");
 }
 
+TEST_F(LowPrecisionRun, SaysWhatHistoriesTake) {
+    const std::string length = "fp8_config.fp8_recipe_kwargs.amax_history_len=65536";
+    run(overrides("long", keys(3, {"num_train_steps=1", length})));
+    // In each of two layers attention's two weights and two of four experts: 20 scales of 3 roles.
+    EXPECT_THAT(notes(), HasSubstr("; amax histories take 15.0 MiB"));
+    run(overrides("other", keys(0, {"num_train_steps=1"})));
+    EXPECT_THAT(notes(), testing::Not(HasSubstr("amax histories")));
+}
+
 TEST_F(LowPrecisionRun, BadKeysAreNamedWithTheirValues) {
     EXPECT_THAT(message({"fp8_config.enabled=true", "fp8_config.fp8_recipe=Float9"}),
                 AllOf(HasSubstr("fp8_config.fp8_recipe = Float9"), HasSubstr("DelayedScaling")));
     EXPECT_THAT(message(keys(0, {"fp8_config.fp8_recipe_kwargs.margin=3"})),
-                AllOf(HasSubstr("fp8_config.fp8_recipe_kwargs.margin = 3"), HasSubstr("Float8BlockScaling")));
+                AllOf(HasSubstr("fp8_config.fp8_recipe_kwargs.margin = 3"), HasSubstr("Float8BlockScaling"),
+                      HasSubstr("(command line)")));
     EXPECT_THAT(message(keys(3, {"fp8_config.fp8_recipe_kwargs.amax_compute_algo=[max]"})),
                 HasSubstr("amax_compute_algo = [\"max\"]"));
     EXPECT_THAT(message(keys(0, {"layer_precision=[fp8]"})),
-                AllOf(HasSubstr("layer_precision lists 1"), HasSubstr("num_hidden_layers = 2")));
+                AllOf(HasSubstr("layer_precision = [fp8] (command line) lists 1"),
+                      HasSubstr("num_hidden_layers = 2"), HasSubstr("config.json)")));
     EXPECT_THAT(message(keys(0, {"layer_precision=[fp8, fp7]"})), HasSubstr("layer_precision[1] = fp7"));
     EXPECT_THAT(message(keys(0, {"config_kwargs.num_layers_at_start_in_bf16=2",
                                  "config_kwargs.num_layers_at_end_in_bf16=1"})),
-                HasSubstr("num_layers_at_start_in_bf16 = 2"));
+                testing::StartsWith("num_layers_at_start_in_bf16 = 2"));
     const std::string most = std::to_string(std::numeric_limits<int64_t>::max());
     EXPECT_THAT(message(keys(0, {"config_kwargs.num_layers_at_start_in_bf16=" + most,
                                  "config_kwargs.num_layers_at_end_in_bf16=" + most})),

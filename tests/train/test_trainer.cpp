@@ -233,6 +233,18 @@ TEST_F(Trainer, TheFirstLinesSayTheBytesATokenKeptForBackward) {
     EXPECT_LT(bytes[1], bytes[0]) << "bf16 keeps less than fp32";
 }
 
+TEST_F(Trainer, AForcedKernelOfNoOperationIsSaidAloud) {
+    const auto said = [&](const std::string& name, const std::string& mode) {
+        run(overrides(name, {"device=cpu", "num_train_steps=1", "kernels.grouped_mlp=cpu_fused",
+                             "expert_ffn_mode=" + mode}));
+        return std::count_if(sink_.notes.begin(), sink_.notes.end(), [](const std::string& line) {
+            return line.starts_with("warning: kernels.grouped_mlp = cpu_fused: no operation of a step is ");
+        });
+    };
+    EXPECT_EQ(said("linear", "grouped_linear"), 1);
+    EXPECT_EQ(said("fused", "fused_grouped_mlp"), 0);
+}
+
 TEST_F(Trainer, ACompleteRunSaysSoAndNamesTheKeys) {
     run(overrides("done"));
     const TrainResult again = run(overrides("done"));
