@@ -83,8 +83,8 @@ bool is_about_the_process(const std::string& key) {
     static const std::set<std::string> kKeys = {
         "num_train_steps", "time_budget_minutes", "device", "num_threads", "cuda_graph", "expert_ffn_mode",
         "fusion", "activation_checkpointing", "dataset.num_workers", "dataset.prefetch_factor",
-        // The same masters in other memory; the same codes.
-        "optimizer_store_param_remainders", "fp8_config.keep_weights"};
+        // The same codes.
+        "fp8_config.keep_weights"};
     if (kKeys.count(key)) return true;
     for (const char* group : {"checkpoint.", "logger.", "validation.", "profiler.", "kernels."})
         if (key.starts_with(group)) return true;

@@ -41,10 +41,11 @@ TEST(Resume, AnotherTimeBudgetIsSaidToChangeNothing) {
     EXPECT_THAT(unused_time_budget(state("73", "null"), state("0", "60.0")), HasSubstr("73 steps"));
 }
 
-TEST(Resume, RemaindersMayComeAndGo) {
+// The same masters, but weights whose master is a tie round otherwise: the run says so.
+TEST(Resume, RemaindersMayComeAndGoAndAreTold) {
     EXPECT_THAT(changed_settings("optimizer_store_param_remainders: false\ngrad_dtype: fp32\n",
                                  "optimizer_store_param_remainders: true\ngrad_dtype: bf16\n"),
-                ElementsAre("grad_dtype: fp32 -> bf16"));
+                ElementsAre("grad_dtype: fp32 -> bf16", "optimizer_store_param_remainders: false -> true"));
 }
 
 TrainerState state_of(const std::string& dtype, const std::string& masters, const std::string& moments) {
