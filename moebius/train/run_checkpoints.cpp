@@ -32,7 +32,7 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     if (!found) {
         // Going on would begin at step 1 and write over what may still be repaired.
         throw Error(fmt::format(
-            "every checkpoint in checkpoint.ckpt_dir = {} is damaged: {}\n"
+            "every checkpoint in checkpoint.ckpt_dir = {} is damaged or has another's name: {}\n"
             "put one back from a copy, or start anew with checkpoint.resume_from_checkpoint=false, "
             "which sets these aside",
             config_.checkpoint.ckpt_dir, fmt::join(skipped, "; ")));
