@@ -51,7 +51,7 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     // The same layout goes on from its own text; another one's positions are joined.
     const std::vector<std::string> positions = found->rank_texts();
     run.point.position = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
-    run.changed = changed_settings(saved.config_yaml, config::to_yaml(config_));
+    run.changed = changed_settings(saved, state(run.point));
     run.complete = run.point.update >= run.point.num_train_steps;
     if (run.complete) return run;
     load(*found, saved, exec);
