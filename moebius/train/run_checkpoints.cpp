@@ -120,8 +120,11 @@ std::string RunCheckpoints::save(const RunPoint& point, bool final) {
     } else {
         store_.save(request);
     }
-    return (std::filesystem::path(config_.checkpoint.ckpt_dir) / checkpoint::step_name(point.update))
-        .string();
+    return path_of(point.update);
+}
+
+std::string RunCheckpoints::path_of(int64_t step) const {
+    return (std::filesystem::path(config_.checkpoint.ckpt_dir) / checkpoint::step_name(step)).string();
 }
 
 }  // namespace moebius::train

@@ -274,6 +274,11 @@ TEST_F(Trainer, AChangedModelKeyIsNamedWithBothValues) {
     EXPECT_THAT(message({"dataset.max_seq_length=32"}), HasSubstr("max_seq_length"));
 }
 
+TEST_F(Trainer, CheckpointsBehindTheStepsAreToldWhenTheyAreWhole) {
+    run(overrides("behind", {"checkpoint.async_save=true", "checkpoint.save_every_n_steps=1"}));
+    EXPECT_EQ(sink_.saves, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
+}
+
 TEST_F(Trainer, StopsWithBatchAndStateWhenTheLossIsNotFinite) {
     try {
         run(overrides(
