@@ -96,7 +96,13 @@ std::optional<Checkpoint> latest(FileSystem& files, const Path& directory,
     for (const int64_t step : steps) {
         const Path path = directory / step_name(step);
         try {
-            return Checkpoint(files, path);
+            Checkpoint found(files, path);
+            // Those of the steps between would be older by name and newer in truth.
+            if (found.step() != step) {
+                throw Error(fmt::format("it holds step {}, as its {} says (rename it to {})", found.step(),
+                                        kManifestName, step_name(found.step())));
+            }
+            return found;
         } catch (const Error& error) {
             const std::string text =
                 fmt::format("checkpoint {} is passed over: {}", path.string(), error.what());

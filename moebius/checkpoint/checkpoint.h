@@ -50,7 +50,8 @@ class Checkpoint {
 };
 
 // The newest whole checkpoint under `directory`; empty if there is none. A damaged one is named in a warning,
-// and in `skipped` if given, and passed over. Half-written ones (.partial) are not looked at.
+// and in `skipped` if given, and passed over; so is one whose name is of another step. Half-written ones
+// (.partial) are not looked at.
 std::optional<Checkpoint> latest(FileSystem& files, const Path& directory,
                                  std::vector<std::string>* skipped = nullptr);
 

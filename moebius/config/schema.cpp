@@ -387,7 +387,7 @@ static void weight_fields(Visitor& v, TrainConfig& s) {
              .value = &s.optimizer_store_param_remainders,
              .help =
                  "Keep the fp32 masters as bf16 weight plus 16-bit remainder: the same masters in 2 bytes a "
-                 "parameter in place of 4"});
+                 "parameter in place of 4; weights whose master is a tie round away from zero, not to even"});
     v.field({.key = "init_from_pretrained",
              .value = &s.init_from_pretrained,
              .help = "Start from the weights of this Hugging Face folder"});

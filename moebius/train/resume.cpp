@@ -45,9 +45,11 @@ void compare(const std::string& prefix, const Json& saved, const Json& now, cons
     }
 }
 
+using Keys = std::map<std::string, std::string>;
+
 // Dotted key -> value, of the block style that config::to_yaml writes (two spaces a level).
-std::map<std::string, std::string> flat_keys(const std::string& yaml) {
-    std::map<std::string, std::string> keys;
+Keys flat_keys(const std::string& yaml) {
+    Keys keys;
     std::vector<std::string> path;
     std::istringstream lines(yaml);
     for (std::string line; std::getline(lines, line);) {
@@ -63,7 +65,7 @@ std::map<std::string, std::string> flat_keys(const std::string& yaml) {
     return keys;
 }
 
-std::string value_of(const std::map<std::string, std::string>& keys, const std::string& key) {
+std::string value_of(const Keys& keys, const std::string& key) {
     const auto found = keys.find(key);
     return found == keys.end() ? "(unset)" : found->second;
 }
@@ -72,7 +74,7 @@ constexpr const char* kMasters = "optimizer_master_weights";
 
 // A key of the run's configuration; `fallback` where it was written before the key was there.
 std::string key_of(const TrainerState& state, const std::string& key, const std::string& fallback) {
-    const std::map<std::string, std::string> keys = flat_keys(state.config_yaml);
+    const Keys keys = flat_keys(state.config_yaml);
     const auto found = keys.find(key);
     return found == keys.end() ? fallback : found->second;
 }
@@ -83,8 +85,8 @@ bool is_about_the_process(const std::string& key) {
     static const std::set<std::string> kKeys = {
         "num_train_steps", "time_budget_minutes", "device", "num_threads", "cuda_graph", "expert_ffn_mode",
         "fusion", "activation_checkpointing", "dataset.num_workers", "dataset.prefetch_factor",
-        // The same masters in other memory; the same codes.
-        "optimizer_store_param_remainders", "fp8_config.keep_weights"};
+        // The same codes.
+        "fp8_config.keep_weights"};
     if (kKeys.count(key)) return true;
     for (const char* group : {"checkpoint.", "logger.", "validation.", "profiler.", "kernels."})
         if (key.starts_with(group)) return true;
@@ -97,42 +99,102 @@ bool is_about_the_beginning(const std::string& key) {
            key == "use_megatron_scaled_init" || key.ends_with(".preserve_high_precision_init_val");
 }
 
-// Drops the options of the recipe that are as they would be unset.
-void drop_defaults(std::map<std::string, std::string>& keys) {
-    const std::string kFormat = "fp8_config.fp8_format", kOptions = "fp8_config.fp8_recipe_kwargs.";
-    const auto recipe = [&](const std::string& without) {
-        precision::Keywords keywords;
-        for (const auto& [key, value] : keys) {
-            if (key.starts_with(kOptions) && key != without)
-                keywords[key.substr(kOptions.size())] = keyword_value(value).value_or(value);
-        }
-        const bool has_format = keys.count(kFormat) > 0 && without != kFormat;
-        return precision::make_recipe(value_of(keys, "fp8_config.fp8_recipe"),
-                                      has_format ? keys.at(kFormat) : "", keywords);
-    };
-    std::vector<std::string> unset;
-    for (const auto& [key, value] : keys) {
-        if (key != kFormat && !key.starts_with(kOptions)) continue;
-        try {
-            if (*recipe(key) == *recipe("")) unset.push_back(key);
-        } catch (const Error&) {
-            // An option that another needs, or one of another version: as it stands.
-        }
-    }
-    for (const std::string& key : unset) keys.erase(key);
+constexpr const char *kRecipe = "fp8_config.fp8_recipe", *kFormat = "fp8_config.fp8_format",
+                     *kOptions = "fp8_config.fp8_recipe_kwargs.", *kLayers = "layer_precision";
+constexpr const char* kEnds[] = {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"};
+
+bool is_about_layers(const std::string& key) {
+    return key == kLayers || (key.starts_with("config_kwargs.num_layers_at_") && key.ends_with("_in_bf16"));
 }
 
-// Of what is quantized, and how.
-std::map<std::string, std::string> low_precision_keys(const TrainerState& state) {
-    std::map<std::string, std::string> found;
+std::shared_ptr<const precision::Recipe> recipe_of(const Keys& keys) {
+    precision::Keywords keywords;
+    for (const auto& [key, value] : keys) {
+        if (key.starts_with(kOptions))
+            keywords[key.substr(std::string_view(kOptions).size())] = keyword_value(value).value_or(value);
+    }
+    const auto format = keys.find(kFormat);
+    return precision::make_recipe(value_of(keys, kRecipe), format == keys.end() ? "" : format->second,
+                                  keywords);
+}
+
+// Whether `one` and `other` give the same recipe; not where they give none: an option that another needs, or
+// one of another version.
+bool same_recipe(const Keys& one, const Keys& other) {
+    try {
+        return *recipe_of(one) == *recipe_of(other);
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// Without the options of the recipe that are as they would be unset.
+Keys without_defaults(const Keys& keys) {
+    Keys rest = keys;
+    for (const auto& [key, value] : keys) {
+        if (key != kFormat && !key.starts_with(kOptions)) continue;
+        Keys unset = keys;
+        unset.erase(key);
+        if (same_recipe(unset, keys)) rest.erase(key);
+    }
+    return rest;
+}
+
+// value_of, but of an option that is not there what the recipe takes for it: "1024 (default)".
+std::string shown(const Keys& keys, const std::string& key) {
+    if (keys.count(key) > 0 || !key.starts_with(kOptions)) return value_of(keys, key);
+    const Keys plain = {{kRecipe, value_of(keys, kRecipe)}};
+    const std::string history = std::to_string(precision::DelayedOptions().history_length);
+    for (const std::string& value :
+         {std::string("true"), std::string("false"), std::string("0"), history, std::string("\"max\"")}) {
+        Keys set = plain;
+        set[key] = value;
+        if (same_recipe(set, plain)) return value + " (default)";
+    }
+    return value_of(keys, key);
+}
+
+// What is quantized, and how.
+struct LowPrecision {
+    Keys written;              // every key that says so
+    Keys options;              // those that say anything but a default, without those of layers
+    std::vector<bool> layers;  // which are quantized, however that was written
+
+    bool operator==(const LowPrecision& other) const {
+        return options == other.options && layers == other.layers;
+    }
+    bool differs_in(const std::string& key, const LowPrecision& other) const {
+        if (is_about_layers(key)) return layers != other.layers;
+        return value_of(options, key) != value_of(other.options, key);
+    }
+};
+
+std::vector<bool> layers_of(const std::string& list, const Json& model) {
+    std::vector<bool> layers;
+    if (list.starts_with("[")) {
+        std::istringstream names(list);
+        for (std::string name; std::getline(names, name, ',');)
+            layers.push_back(name.find("fp8") != std::string::npos);  // else bf16 or null
+        return layers;
+    }
+    const auto count = [&](const char* key) { return model.value(key, int64_t{0}); };
+    const int64_t all = count("num_hidden_layers"), begin = count(kEnds[0]), end = all - count(kEnds[1]);
+    for (int64_t i = 0; i < all; ++i) layers.push_back(i >= begin && i < end);
+    return layers;
+}
+
+LowPrecision low_precision_of(const TrainerState& state) {
+    LowPrecision found;
     for (const auto& [key, value] : flat_keys(state.config_yaml)) {
         const bool other = is_about_the_beginning(key) || key == "fp8_config.keep_weights";
-        if ((key.starts_with("fp8_config.") && !other) || key == "layer_precision") found[key] = value;
+        if ((key.starts_with("fp8_config.") && !other) || key == kLayers) found.written[key] = value;
     }
+    found.options = without_defaults(found.written);
+    found.options.erase(kLayers);
     const Json model = Json::parse(state.model_config);
-    for (const char* key : {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"})
-        found[std::string("config_kwargs.") + key] = model.value(key, Json(0)).dump();
-    drop_defaults(found);
+    for (const char* key : kEnds)
+        found.written[std::string("config_kwargs.") + key] = model.value(key, Json(0)).dump();
+    found.layers = layers_of(value_of(found.written, kLayers), model);
     return found;
 }
 
@@ -149,15 +211,19 @@ std::string unused_time_budget(const TrainerState& saved, const TrainerState& no
         kBudget, after, before, saved.num_train_steps);
 }
 
-std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml) {
-    const std::map<std::string, std::string> saved = flat_keys(saved_yaml), now = flat_keys(now_yaml);
+std::vector<std::string> changed_settings(const TrainerState& saved, const TrainerState& now) {
+    const Keys before = flat_keys(saved.config_yaml), after = flat_keys(now.config_yaml);
+    const LowPrecision low_before = low_precision_of(saved), low_after = low_precision_of(now);
     std::vector<std::string> changed;
     std::set<std::string> keys;
-    for (const auto* each : {&saved, &now})
+    for (const auto* each : {&before, &after})
         for (const auto& [key, value] : *each) keys.insert(key);
     for (const std::string& key : keys) {
-        const std::string old = value_of(saved, key), value = value_of(now, key);
+        const std::string old = shown(before, key), value = shown(after, key);
         if (old == value || is_about_the_process(key)) continue;
+        // Another spelling of the same.
+        const bool spelled = is_about_layers(key) || key.starts_with(kOptions);
+        if (spelled && !low_after.differs_in(key, low_before)) continue;
         changed.push_back(
             fmt::format("{}: {} -> {}{}", key, old, value,
                         is_about_the_beginning(key) ? " (changes nothing: the run has begun)" : ""));
@@ -208,7 +274,7 @@ void check_same_model(const TrainerState& saved, const TrainerState& now, const 
 }
 
 bool same_low_precision(const TrainerState& saved, const TrainerState& now) {
-    return low_precision_keys(saved) == low_precision_keys(now);
+    return low_precision_of(saved) == low_precision_of(now);
 }
 
 void check_persistent_weights(const TrainerState& saved, const TrainerState& now,
@@ -218,14 +284,14 @@ void check_persistent_weights(const TrainerState& saved, const TrainerState& now
         return state.dtype != "fp32" && key_of(state, kEnabled, "false") == "true";
     };
     if (!holds_codes(saved) && !holds_codes(now)) return;
-    const auto before = low_precision_keys(saved), after = low_precision_keys(now);
-    // The key itself first: another one that is put back would not help.
-    std::vector<std::string> keys = {kEnabled};
+    const LowPrecision before = low_precision_of(saved), after = low_precision_of(now);
+    // The keys themselves first: another one that is put back would not help.
+    std::vector<std::string> keys = {kEnabled, "fp8_config.enabled", kRecipe};
     for (const auto* each : {&after, &before})
-        for (const auto& [key, value] : *each) keys.push_back(key);
+        for (const auto& [key, value] : each->written) keys.push_back(key);
     for (const std::string& key : keys) {
-        const std::string old = value_of(before, key), value = value_of(after, key);
-        if (old == value) continue;
+        const std::string old = shown(before.written, key), value = shown(after.written, key);
+        if (old == value || !after.differs_in(key, before)) continue;
         throw Error(fmt::format(
             "{} = {}, but the checkpoint {} has {}: which weights are held as codes and fp32 masters alone "
             "({}) cannot change within a run (put it back, or begin another run from its weights with "

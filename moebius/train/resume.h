@@ -46,7 +46,7 @@ void check_persistent_weights(const TrainerState& saved, const TrainerState& now
                               const std::string& checkpoint);
 
 // "key: before -> now" of every other key that shapes the training and differs: what a resume takes as it is
-// now, and says. Both are texts of config::to_yaml.
-std::vector<std::string> changed_settings(const std::string& saved_yaml, const std::string& now_yaml);
+// now, and says. An option set to its default, or the same layers listed otherwise, is no change.
+std::vector<std::string> changed_settings(const TrainerState& saved, const TrainerState& now);
 
 }  // namespace moebius::train

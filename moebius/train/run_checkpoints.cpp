@@ -32,7 +32,7 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     if (!found) {
         // Going on would begin at step 1 and write over what may still be repaired.
         throw Error(fmt::format(
-            "every checkpoint in checkpoint.ckpt_dir = {} is damaged: {}\n"
+            "every checkpoint in checkpoint.ckpt_dir = {} is damaged or has another's name: {}\n"
             "put one back from a copy, or start anew with checkpoint.resume_from_checkpoint=false, "
             "which sets these aside",
             config_.checkpoint.ckpt_dir, fmt::join(skipped, "; ")));
@@ -51,7 +51,7 @@ std::optional<FoundRun> RunCheckpoints::resume(const Exec& exec) {
     // The same layout goes on from its own text; another one's positions are joined.
     const std::vector<std::string> positions = found->rank_texts();
     run.point.position = positions.size() == 1 ? positions.front() : data::resplit(positions, 1).front();
-    run.changed = changed_settings(saved.config_yaml, config::to_yaml(config_));
+    run.changed = changed_settings(saved, state(run.point));
     run.complete = run.point.update >= run.point.num_train_steps;
     if (run.complete) return run;
     load(*found, saved, exec);
@@ -120,8 +120,11 @@ std::string RunCheckpoints::save(const RunPoint& point, bool final) {
     } else {
         store_.save(request);
     }
-    return (std::filesystem::path(config_.checkpoint.ckpt_dir) / checkpoint::step_name(point.update))
-        .string();
+    return path_of(point.update);
+}
+
+std::string RunCheckpoints::path_of(int64_t step) const {
+    return (std::filesystem::path(config_.checkpoint.ckpt_dir) / checkpoint::step_name(step)).string();
 }
 
 }  // namespace moebius::train

@@ -39,8 +39,11 @@ class RunCheckpoints {
     // are damaged, or one is of another model.
     std::optional<FoundRun> resume(const Exec& exec);
 
-    // Its path. The last one of a run is `final`: whole on return, and not written twice.
+    // Its path. With checkpoint.async_save it is written behind the steps, else whole on return, as is the
+    // last one of a run, `final`, which is not written twice.
     std::string save(const RunPoint& point, bool final);
+    std::string path_of(int64_t step) const;
+    int64_t last_saved() const { return store_.last_saved(); }  // whole on disk; −1 before the first
     void poll() { store_.poll(); }  // a failure of a save behind the steps comes out here
     void wait() { store_.wait(); }
 

@@ -31,6 +31,7 @@ class Sink {
     virtual void note(const std::string& line) = 0;  // facts of the run's start and end, one line each
     virtual void progress(const Progress& progress) = 0;
     virtual void validation(const ValidationReport& report) = 0;
+    // The checkpoint is whole on disk.
     virtual void saved(const std::string& path, int64_t step) = 0;
 };
 

@@ -63,6 +63,7 @@ class Trainer {
     void report(const StepResult& result);
     void validate(bool final);
     void save(bool final);
+    void tell_saved();
     bool stop_asked() const { return options_.stop != nullptr && options_.stop->load(); }
     void note(const std::string& line) const { options_.sink->note(line); }
 
@@ -89,6 +90,7 @@ class Trainer {
     size_t behind_ = 0;       // steps whose results may be outstanding while the next one is queued
     Clock::time_point mark_;  // where the time of the oldest step in flight begins
     bool said_no_labels_ = false;
+    int64_t told_ = -1;  // the last checkpoint that was told
     TrainResult result_;
 };
 
@@ -343,6 +345,7 @@ void Trainer::loop() {
         queue_step(++queued);
         finish_steps(state_is_due(queued) || stop_asked() ? 0 : behind_);
         checkpoints_->poll();
+        tell_saved();
         if (!in_flight_.empty()) continue;
         const bool last = update_ == num_steps_;
         const bool due = c_.validation.eval_interval > 0 && update_ % c_.validation.eval_interval == 0;
@@ -372,6 +375,7 @@ void Trainer::loop() {
     }
     save_last();
     checkpoints_->wait();
+    tell_saved();
 }
 
 // Whether something is done with the state behind this step, so that its results must be in first.
@@ -489,12 +493,22 @@ void Trainer::validate(bool final) {
 }
 
 void Trainer::save(bool final) {
+    checkpoints_->wait();
+    tell_saved();
     result_.checkpoint = checkpoints_->save({.update = update_,
                                              .num_train_steps = num_steps_,
                                              .position = position_,
                                              .window = window_.to_json()},
                                             final);
-    options_.sink->saved(result_.checkpoint, update_);
+    tell_saved();
+}
+
+// A checkpoint behind the steps is told when it is whole, not before: it may yet fail.
+void Trainer::tell_saved() {
+    const int64_t step = checkpoints_->last_saved();
+    if (step == told_) return;
+    told_ = step;
+    options_.sink->saved(checkpoints_->path_of(step), step);
 }
 
 }  // namespace

@@ -100,6 +100,23 @@ TEST(Latest, OrdersByNumberNotByName) {
     EXPECT_EQ(latest(real, scratch.path())->step(), 1000000);
 }
 
+// Taken at its name's word, it would hide the newer ones of the run that goes on from it.
+TEST(Latest, PassesOverOneThatHasTheNameOfAnotherStep) {
+    const ScratchFolder scratch;
+    ToyState state({});
+    state.fill(1);
+    Store store({.directory = scratch.path()}, real);
+    for (const int64_t step : {6, 7}) store.save(toy_request(state, step));
+    std::filesystem::rename(scratch.path() / step_name(7), scratch.path() / step_name(9));
+    std::vector<std::string> skipped;
+    EXPECT_EQ(latest(real, scratch.path(), &skipped)->step(), 6);
+    EXPECT_THAT(skipped, ElementsAre(::testing::AllOf(HasSubstr("step_000009 is passed over"),
+                                                      HasSubstr("it holds step 7"),
+                                                      HasSubstr("rename it to step_000007"))));
+    store.save(toy_request(state, 8));
+    EXPECT_EQ(latest(real, scratch.path())->step(), 8);
+}
+
 TEST(Checkpoint, OpeningADamagedOneNamesTheFile) {
     const ScratchFolder scratch;
     EXPECT_THAT(error_of([&] { Checkpoint(real, scratch.path() / "none"); }), HasSubstr("does not exist"));

@@ -135,13 +135,14 @@ class InterruptionTest(program.TestCase):
         # The optimizer's file is the first that does not fit.
         arguments = ["train", *program.tiny(self.fasta, self.folder, 8), "checkpoint.save_every_n_steps=4"]
         for more in ("checkpoint.async_save=true", "checkpoint.async_save=false"):
-            self.refused(
+            result = self.refused(
                 ["the checkpoint of step 4 was not written", "File too large", "checkpoint.ckpt_dir"],
                 *arguments,
                 more,
                 preexec_fn=limit_file_size(60000),
             )
             self.assertEqual(list((self.folder / "checkpoints").glob("step_*")), [])
+            self.assertNotIn("checkpoints/step_", result.stdout)  # announced when it is whole, not before
         self.moebius(*arguments)
         self.assertTrue((self.folder / "checkpoints" / "step_000008" / "trainer.json").is_file())
 

@@ -315,6 +315,8 @@ TEST_F(LowPrecisionRun, WhichWeightsAreHeldAsCodesStaysWithinARun) {
                                                         "num_train_steps=2"}))));
     EXPECT_THAT(message(keys(0, with(kCodesAlone, {"layer_precision=[fp8, bf16]"}))),
                 AllOf(HasSubstr("layer_precision = [fp8, bf16]"), HasSubstr("has null")));
+    EXPECT_THAT(message(keys(0, with(kCodesAlone, {"config_kwargs.num_layers_at_start_in_bf16=1"}))),
+                AllOf(HasSubstr("config_kwargs.num_layers_at_start_in_bf16 = 1"), HasSubstr("has 0")));
     EXPECT_EQ(message(keys(0, with(kCodesAlone, {kPreserve}))), "no error");
 }
 
@@ -325,6 +327,50 @@ TEST_F(LowPrecisionRun, SaysWhatHistoriesTake) {
     EXPECT_THAT(notes(), HasSubstr("; amax histories take 15.0 MiB"));
     run(overrides("other", keys(0, {"num_train_steps=1"})));
     EXPECT_THAT(notes(), testing::Not(HasSubstr("amax histories")));
+}
+
+// A recipe's default is a value like another, and is printed.
+TEST_F(LowPrecisionRun, FormatsOfWeightsHeldAsCodesAreNamedAsTheyWereGiven) {
+    for (size_t r = 0; r < kRecipes.size(); ++r) {
+        for (const auto& [before, after] : {std::pair("E4M3", "HYBRID"), std::pair("HYBRID", "E4M3")}) {
+            const auto format = [&](const char* name) {
+                return keys(r, with(kCodesAlone, {std::string("fp8_config.fp8_format=") + name}));
+            };
+            run(overrides("refused", with(format(before),
+                                          {"checkpoint.resume_from_checkpoint=false", "num_train_steps=1"})));
+            EXPECT_THAT(message(format(after)),
+                        AllOf(HasSubstr(std::string("fp8_config.fp8_format = ") + after),
+                              HasSubstr(std::string("has ") + before)));
+        }
+    }
+    const std::vector<std::string> delayed =
+        with(kCodesAlone, {"dtype=bf16", "fp8_config.enabled=true", "fp8_config.fp8_recipe=DelayedScaling"});
+    run(overrides("refused",
+                  with(delayed, {"checkpoint.resume_from_checkpoint=false", "num_train_steps=1"})));
+    EXPECT_THAT(message(with(delayed, {"fp8_config.fp8_recipe_kwargs.amax_history_len=5"})),
+                AllOf(HasSubstr("amax_history_len = 5"), HasSubstr("has 1024 (default)")));
+}
+
+// How layers are listed is of no matter, which are quantized is.
+TEST_F(LowPrecisionRun, TheSameLayersListedOtherwiseGoOn) {
+    const std::vector<std::vector<std::string>> spellings = {{"layer_precision=[bf16, fp8]"},
+                                                             {"layer_precision=[null, fp8]"},
+                                                             {"config_kwargs.num_layers_at_start_in_bf16=1"}};
+    for (const bool codes : {false, true}) {
+        const std::string name = codes ? "codes" : "histories";
+        const auto go_on = [&](const std::vector<std::string>& layers, int steps) {
+            const std::vector<std::string> all =
+                with(codes ? kCodesAlone : std::vector<std::string>(), layers);
+            run(overrides(name, keys(3, with(all, {"num_train_steps=" + std::to_string(steps)}))));
+            EXPECT_THAT(notes(),
+                        AllOf(testing::Not(HasSubstr("anew")), testing::Not(HasSubstr("layer_precision:")),
+                              testing::Not(HasSubstr("num_layers_at_start_in_bf16:"))));
+        };
+        for (int i = 0; i < 3; ++i) go_on(spellings[static_cast<size_t>(i)], i + 1);
+        fs::remove_all(folder_ / name);
+        go_on({}, 1);
+        go_on({"layer_precision=[fp8, fp8]"}, 2);
+    }
 }
 
 TEST_F(LowPrecisionRun, BadKeysAreNamedWithTheirValues) {

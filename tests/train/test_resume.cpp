@@ -10,6 +10,17 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
+// The settings alone, of a model with two layers.
+std::vector<std::string> changed(const std::string& saved, const std::string& now) {
+    const auto state = [](const std::string& yaml) {
+        TrainerState state;
+        state.model_config = R"({"num_hidden_layers": 2})";
+        state.config_yaml = yaml;
+        return state;
+    };
+    return changed_settings(state(saved), state(now));
+}
+
 TEST(Resume, SettingsThatChangedAreNamedWithBothValues) {
     const std::string saved =
         "num_train_steps: 10\ngrad_acc_steps: 1\ndataset:\n  micro_batch_size: 8\n  num_workers: 1\n"
@@ -17,13 +28,30 @@ TEST(Resume, SettingsThatChangedAreNamedWithBothValues) {
     const std::string now =
         "num_train_steps: 20\ngrad_acc_steps: 2\ndataset:\n  micro_batch_size: 4\n  num_workers: 3\n"
         "adamw_kwargs:\n  lr: 0.003\n  eps: 1e-08\ncheckpoint:\n  save_every_n_steps: 5\n";
-    EXPECT_THAT(changed_settings(saved, now),
+    EXPECT_THAT(changed(saved, now),
                 ElementsAre("adamw_kwargs.eps: (unset) -> 1e-08", "dataset.micro_batch_size: 8 -> 4",
                             "grad_acc_steps: 1 -> 2"));
-    EXPECT_THAT(changed_settings(now, now), ElementsAre());
+    EXPECT_THAT(changed(now, now), ElementsAre());
     // What made the first weights does nothing later, and is not said to.
-    EXPECT_THAT(changed_settings("init_from_pretrained: null\n", "init_from_pretrained: DIR\n"),
+    EXPECT_THAT(changed("init_from_pretrained: null\n", "init_from_pretrained: DIR\n"),
                 ElementsAre("init_from_pretrained: null -> DIR (changes nothing: the run has begun)"));
+}
+
+TEST(Resume, OptionsOfARecipeAreShownWithTheirDefaults) {
+    const auto options = [](const std::string& more) {
+        return "fp8_config:\n  fp8_recipe: DelayedScaling\n  fp8_recipe_kwargs:" + more;
+    };
+    EXPECT_THAT(changed(options(" {}\n"), options("\n    amax_history_len: 5\n    margin: 0\n")),
+                ElementsAre("fp8_config.fp8_recipe_kwargs.amax_history_len: 1024 (default) -> 5"));
+    EXPECT_THAT(
+        changed(options("\n    amax_compute_algo: \"most_recent\"\n    margin: 3\n"), options(" {}\n")),
+        ElementsAre("fp8_config.fp8_recipe_kwargs.amax_compute_algo: \"most_recent\" -> \"max\" (default)",
+                    "fp8_config.fp8_recipe_kwargs.margin: 3 -> 0 (default)"));
+    EXPECT_THAT(changed("layer_precision: null\n", "layer_precision: [fp8, fp8]\n"), ElementsAre());
+    EXPECT_THAT(changed("layer_precision: [bf16, fp8]\n", "layer_precision: [\"null\", fp8]\n"),
+                ElementsAre());
+    EXPECT_THAT(changed("layer_precision: null\n", "layer_precision: [bf16, fp8]\n"),
+                ElementsAre("layer_precision: null -> [bf16, fp8]"));
 }
 
 TEST(Resume, AnotherTimeBudgetIsSaidToChangeNothing) {
@@ -41,10 +69,11 @@ TEST(Resume, AnotherTimeBudgetIsSaidToChangeNothing) {
     EXPECT_THAT(unused_time_budget(state("73", "null"), state("0", "60.0")), HasSubstr("73 steps"));
 }
 
-TEST(Resume, RemaindersMayComeAndGo) {
-    EXPECT_THAT(changed_settings("optimizer_store_param_remainders: false\ngrad_dtype: fp32\n",
-                                 "optimizer_store_param_remainders: true\ngrad_dtype: bf16\n"),
-                ElementsAre("grad_dtype: fp32 -> bf16"));
+// The same masters, but weights whose master is a tie round otherwise: the run says so.
+TEST(Resume, RemaindersMayComeAndGoAndAreTold) {
+    EXPECT_THAT(changed("optimizer_store_param_remainders: false\ngrad_dtype: fp32\n",
+                        "optimizer_store_param_remainders: true\ngrad_dtype: bf16\n"),
+                ElementsAre("grad_dtype: fp32 -> bf16", "optimizer_store_param_remainders: false -> true"));
 }
 
 TrainerState state_of(const std::string& dtype, const std::string& masters, const std::string& moments) {

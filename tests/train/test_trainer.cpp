@@ -132,7 +132,7 @@ TEST_F(Trainer, LossesStayCloseToThoseOfFp32State) {
 }
 
 // The masters of a checkpoint, whichever form the run that wrote it had.
-TEST_F(Trainer, RemaindersComeAndGoWithoutAWord) {
+TEST_F(Trainer, RemaindersComeAndGoWithTheSameMastersAndAreTold) {
     const auto masters = [&](const std::string& name) {
         return read(folder_ / name / "checkpoints" / "step_000004" / "optimizer" /
                     "optimizer-00000-of-00001.safetensors");
@@ -148,6 +148,10 @@ TEST_F(Trainer, RemaindersComeAndGoWithoutAWord) {
         std::atomic<bool> stop{true};
         EXPECT_TRUE(run(overrides(name, then), &stop).stopped);  // saves step 4 again, in the other form
         EXPECT_TRUE(masters(name) == before);
+        EXPECT_THAT(
+            sink_.notes,
+            testing::Contains(HasSubstr(from_split ? "optimizer_store_param_remainders: true -> false"
+                                                   : "optimizer_store_param_remainders: false -> true")));
         EXPECT_TRUE(run(overrides(name, then)).complete);
         for (const std::string& note : sink_.notes) EXPECT_THAT(note, testing::Not(HasSubstr("warning")));
     }
@@ -280,6 +284,11 @@ TEST_F(Trainer, AChangedModelKeyIsNamedWithBothValues) {
     EXPECT_THAT(message({"dtype=bf16"}),
                 testing::AllOf(HasSubstr("dtype"), HasSubstr("bf16"), HasSubstr("fp32")));
     EXPECT_THAT(message({"dataset.max_seq_length=32"}), HasSubstr("max_seq_length"));
+}
+
+TEST_F(Trainer, CheckpointsBehindTheStepsAreToldWhenTheyAreWhole) {
+    run(overrides("behind", {"checkpoint.async_save=true", "checkpoint.save_every_n_steps=1"}));
+    EXPECT_EQ(sink_.saves, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
 }
 
 TEST_F(Trainer, StopsWithBatchAndStateWhenTheLossIsNotFinite) {

@@ -27,7 +27,10 @@ class QuietSink : public Sink {
     void note(const std::string& line) override { notes.push_back(line); }
     void progress(const Progress& p) override { steps.push_back(p); }
     void validation(const ValidationReport& v) override { validations.push_back(v); }
-    void saved(const std::string&, int64_t step) override { saves.push_back(step); }
+    void saved(const std::string& path, int64_t step) override {
+        EXPECT_TRUE(fs::exists(fs::path(path) / "trainer.json")) << path << " is told before it is whole";
+        saves.push_back(step);
+    }
     std::vector<std::string> notes;
     std::vector<Progress> steps;
     std::vector<ValidationReport> validations;
