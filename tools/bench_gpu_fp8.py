@@ -1,11 +1,10 @@
 """Products and quantizers of eight-bit operands, of tools/bench_gpu.py, beside a dense product by cuBLAS: gpu_fp8.json."""
 
-import pathlib
 import tempfile
 
 import bench_gpu_parts
 from bench_gpu_bytes import Bytes
-from bench_gpu_common import HEAT, Failed, Process, clocks_of, json_of, limit_of, note, rounded, side
+from bench_gpu_common import HEAT, Failed, clocks_of, json_of, limit_of, note, rounded, side
 from bench_gpu_gemm import MLPS, Products
 
 # What a case's kind of scales is called as a recipe.
@@ -81,22 +80,15 @@ class Float8:
 
     def gate_up_samples(self, name, variant):
         """ms of the gate-up product in each forward of a benchmark's case by that variant (None: the chosen one), by the tracer; and the variant."""
-        tracer = self.options.bin.parent / "lib" / "libmoebius_kernel_times.so"
-        if not tracer.is_file():
-            raise Failed(f"{tracer} was not built")
         runs = max(10, self.options.samples)
-        with tempfile.TemporaryDirectory() as folder:
-            trace, result = pathlib.Path(folder) / "trace", pathlib.Path(folder) / "result"
-            command = [self.options.bin / "moebius_kernel_bench", name, "--runs", runs, "--warm", HEAT, "--check", "0", "--json", result]
+        with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as file:
+            command = [self.options.bin / "moebius_kernel_bench", name, "--runs", runs, "--warm", HEAT, "--check", "0", "--json", file.name]
             command += ["--variant", variant] if variant else []
-            environment = {"CUDA_INJECTION64_PATH": str(tracer), "MOEBIUS_KERNEL_TIMES": str(trace)}
-            program = Process("moebius_kernel_bench, traced", command, environment)
-            while program.next(self.bench.deadline):
-                pass
-            line = next(filter(None, map(json_of, result.read_text(encoding="utf-8").splitlines())), None)
-            if line is None or line["case"] != name or not trace.is_file():
-                raise Failed(f"no trace of {name}")
-            products = [end - start for start, end, kernel in bench_gpu_parts.read(trace) if "grouped_product" in kernel]
+            events = bench_gpu_parts.traced(self.bench, "moebius_kernel_bench", command)
+            line = next(filter(None, map(json_of, file.read().splitlines())), None)
+        if line is None or line["case"] != name:
+            raise Failed(f"no result of {name}")
+        products = [end - start for start, end, kernel in events if "grouped_product" in kernel]
         # Gate-up and down take turns.
         return [ns / 1e6 for ns in products[-2 * runs :: 2]], line["variant"]
 

@@ -7,6 +7,9 @@ import collections
 import pathlib
 import re
 import sys
+import tempfile
+
+from bench_gpu_common import Failed, Process
 
 # The first whose pattern is in a kernel's name. Under a recipe `experts` are all products of codes, attention's projections too.
 PARTS = {
@@ -28,6 +31,22 @@ def read(path):
         start, end, name = line.split(" ", 2)
         events.append((int(start), int(end), name))
     return events
+
+
+def traced(bench, label, command):
+    """What `read` gives of a run of that command under the tracer. Raises Failed where there is none, or the program fails."""
+    tracer = bench.options.bin.parent / "lib" / "libmoebius_kernel_times.so"
+    if not tracer.is_file():
+        raise Failed(f"{tracer} was not built")
+    with tempfile.TemporaryDirectory() as folder:
+        trace = pathlib.Path(folder) / "trace"
+        environment = {"CUDA_INJECTION64_PATH": str(tracer), "MOEBIUS_KERNEL_TIMES": str(trace)}
+        program = Process(f"{label}, traced", command, environment)
+        while program.next(bench.deadline):
+            pass
+        if not trace.is_file():
+            raise Failed(f"{label} left no trace")
+        return read(trace)
 
 
 def period_of(events):

@@ -1,9 +1,7 @@
 """Training steps of tools/bench_gpu.py, beside Hugging Face's: gpu_step.json."""
 
 import dataclasses
-import pathlib
 import statistics
-import tempfile
 
 import bench_gpu_parts
 from bench_gpu_common import GIB, ROOT, Failed, Process, clocks_of, json_of, note, rounded, side
@@ -77,17 +75,9 @@ class Steps:
 
     def our_parts(self, kind, mode):
         """What the step consists of, from a run of its own under the tracer, as warm as the other."""
-        tracer = self.options.bin.parent / "lib" / "libmoebius_kernel_times.so"
-        if not tracer.is_file():
-            raise Failed(f"{tracer} was not built")
-        with tempfile.TemporaryDirectory() as folder:
-            trace = pathlib.Path(folder) / "trace"
-            environment = {"CUDA_INJECTION64_PATH": str(tracer), "MOEBIUS_KERNEL_TIMES": str(trace)}
-            steps = 4 if kind.micro_batches > 1 else 11
-            program = Process("moebius_bench, traced", self.command(kind, mode, 5, steps), environment)
-            while program.next(self.bench.deadline):
-                pass
-            found = bench_gpu_parts.parts(bench_gpu_parts.read(trace), steps - 1) if trace.is_file() else None
+        steps = 4 if kind.micro_batches > 1 else 11
+        events = bench_gpu_parts.traced(self.bench, "moebius_bench", self.command(kind, mode, 5, steps))
+        found = bench_gpu_parts.parts(events, steps - 1)
         if found is None:
             raise Failed("the trace shows no step that repeats")
         return found
